@@ -1,0 +1,292 @@
+"""The configuration of a run: one YAML file, dotted overrides, every key documented here and checked on load.
+
+    cfg = load_config("configs/grounding.yaml", ["train.steps=50", "model.path=Qwen/Qwen2.5-VL-3B-Instruct"])
+
+Unknown keys are errors with a did-you-mean. `mmrl config FILE` prints the resolved result.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from mmrl.coords import CoordFrame
+from mmrl.errors import ConfigError, did_you_mean
+
+__all__ = ["AlarmConfig", "AlgorithmConfig", "DataConfig", "DataSource", "EvalConfig", "KLConfig", "LoraSettings",
+           "ModelConfig", "OptimConfig", "RewardConfig", "RolloutConfig", "RunConfig", "TrainConfig", "load_config",
+           "parse_overrides"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=(), validate_assignment=True)
+
+
+class LoraSettings(_Section):
+    """LoRA adapter (Hu et al. 2021) through peft."""
+
+    r: int = Field(16, ge=1)
+    alpha: float = 32
+    dropout: Literal[0] = 0  # rollout and training must see the same function
+    target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    vision: bool = False  # adapt the vision tower too (same module names where they exist)
+    seed: int = 0
+
+
+class ModelConfig(_Section):
+    """What to train."""
+
+    path: str = "assets/tiny_vlm"  # folder or hub name: Qwen2-VL, Qwen2.5-VL, Qwen3-VL
+    template: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] | None = None  # default: the family's own
+    frame: CoordFrame | None = None  # coordinate frame the prompt asks for; default: the family's own
+    system: str | None = None  # system text; '' for none; default: the family's own
+    answer_format: Literal["answer", "think"] = "answer"
+    freeze: list[str] = []  # of vision, projector, language
+    lora: LoraSettings | None = None
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the GPU has it, else fp32
+    attn: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"  # of the vision tower; the language model uses mmrl's
+    gradient_checkpointing: bool | None = None  # default: on a GPU
+    max_prompt_tokens: int = Field(16384, ge=16)
+    device: str | None = None  # default: cuda if there is one
+
+
+class DataSource(_Section):
+    """One data file or folder read by one task."""
+
+    task: str  # built-in name, package/name, or file.py:Name
+    path: str
+    weight: float = Field(1.0, gt=0)  # share of prompts drawn from it, relative to the other sources
+    limit: int | None = Field(None, ge=1)  # first n samples only
+    params: dict[str, Any] = {}  # passed to the task: prompt, reward mode, weights, reader options
+
+
+class DataConfig(_Section):
+    """Training and held-out data."""
+
+    train: list[DataSource] = []
+    eval: list[DataSource] = []
+    on_error: Literal["raise", "record"] = "raise"  # a broken row stops the run, or is listed in rejected.jsonl
+    min_pixels: int | None = None  # picture budget handed to the processor
+    max_pixels: int | None = None
+    prompt_cache_gib: float = Field(1.0, ge=0)  # encoded prompts kept in memory
+
+
+class RolloutConfig(_Section):
+    """Sampling."""
+
+    group_size: int = Field(8, ge=1)  # completions per prompt, G
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)  # 0: off
+    max_new_tokens: int = Field(64, ge=1)
+    batch_tokens: int = Field(65536, ge=1)  # most KV-cache slots (rows x length) held at once
+
+
+class KLConfig(_Section):
+    """KL penalty against the starting policy (adapter-off for LoRA)."""
+
+    coef: float = Field(0.0, ge=0)  # 0: no reference model is kept
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+
+
+class AlgorithmConfig(_Section):
+    """GRPO and its published variants; formulas in mmrl/algorithms."""
+
+    advantage_scale: Literal["std", "none"] = "std"  # none: Dr.GRPO
+    aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
+    importance: Literal["token", "sequence"] = "token"  # sequence: GSPO
+    clip_low: float = Field(0.2, ge=0)
+    clip_high: float = Field(0.28, ge=0)  # clip-higher (DAPO)
+    dual_clip: float | None = 3.0
+    kl: KLConfig = KLConfig()
+    epochs: int = Field(1, ge=1)  # passes over each step's groups
+    minibatches: int = Field(1, ge=1)  # optimizer steps per pass
+    dynamic_sampling: bool = True  # replace groups whose rewards are all equal
+    max_rounds: int = Field(2, ge=1)  # rollout rounds per step at most (1: no replacement)
+    overlong: Literal["none", "mask", "soft"] = "none"  # completions cut by the length limit
+    overlong_buffer: int = Field(0, ge=0)  # soft: tokens before the limit where the penalty starts
+    overlong_weight: float = Field(1.0, ge=0)
+
+
+class OptimConfig(_Section):
+    """AdamW."""
+
+    lr: float = Field(1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    max_grad_norm: float = Field(1.0, gt=0)
+
+
+class RewardConfig(_Section):
+    """How rewards are computed; their rules belong to the task (data.train[].params)."""
+
+    workers: int = Field(1, ge=0)  # 0: in the training process (no protection against a reward that hangs)
+    timeout_s: float = Field(10.0, gt=0)  # per completion; beyond it the completion's reward is a recorded failure
+    max_failure_share: float = Field(0.2, ge=0, le=1)  # stop when more of a step's rewards raised or hung
+    shuffle: bool = False  # control experiment: rewards permuted within each group
+
+
+class EvalConfig(_Section):
+    """Held-out evaluation."""
+
+    every: int = Field(50, ge=0)  # steps; 0: only before and after
+    samples: int = Field(8, ge=0)  # avg@k at the rollout temperature; 0: greedy only
+    limit: int | None = None  # held-out samples used during training; before and after use all
+    gallery: int = Field(12, ge=0)  # pictures followed through training in the report
+    best_metric: str = "sampled/iou"  # picks checkpoints/best: greedy/NAME or sampled/NAME
+
+
+class AlarmConfig(_Section):
+    """Thresholds; an alarm is logged, printed and shown in the report. `stop` lists those that end the run."""
+
+    logprob_gap: float = Field(0.05, gt=0)  # mean |sampler - trainer| log-prob per token
+    entropy_floor: float = Field(0.005, ge=0)  # nats per token
+    zero_reward_steps: int = Field(5, ge=1)  # steps in a row with IoU or accuracy ~0 while parsing works
+    stop: list[Literal["non_finite", "logprob_gap", "entropy_collapse", "reward_stuck"]] = ["non_finite"]
+
+
+class TrainConfig(_Section):
+    """The loop."""
+
+    steps: int = Field(100, ge=1)
+    prompts_per_step: int = Field(16, ge=1)
+    token_budget: int = Field(16384, ge=1)  # packed tokens per micro-batch
+    forward: Literal["shared", "padded"] = "shared"
+    save_every: int = Field(50, ge=0)  # steps; 0: only at the end
+    keep_last: int = Field(2, ge=1)
+    log_rollouts: int = Field(2, ge=0)  # groups written to rollouts/ per step
+    tensorboard: bool = False
+    wandb: bool = False
+
+
+class RunConfig(_Section):
+    """Everything a run needs; written resolved to RUN/config.yaml."""
+
+    name: str = "run"
+    dir: str = "runs"
+    seed: int = 0
+    threads: int | None = Field(1, ge=1)  # CPU threads of torch per process; null leaves torch's default
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optim: OptimConfig = OptimConfig()
+    reward: RewardConfig = RewardConfig()
+    eval: EvalConfig = EvalConfig()
+    alarms: AlarmConfig = AlarmConfig()
+    train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        a = self.algorithm
+        if a.advantage_scale == "std" and self.rollout.group_size == 1:
+            raise ValueError("rollout.group_size must be at least 2: a group of one has no advantage")
+        if a.minibatches > self.train.prompts_per_step:
+            raise ValueError(f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
+                             f"({self.train.prompts_per_step})")
+        if a.overlong == "soft" and not 0 < a.overlong_buffer <= self.rollout.max_new_tokens:
+            raise ValueError("algorithm.overlong soft needs 0 < overlong_buffer <= rollout.max_new_tokens")
+        return self
+
+
+def parse_overrides(overrides: list[str]) -> dict[str, Any]:
+    """['train.steps=50', 'data.train.0.limit=9'] -> nested dictionary; values are YAML (numbers, lists, null)."""
+    tree: dict[str, Any] = {}
+    for item in overrides:
+        key, sep, value = item.partition("=")
+        if not sep or not key:
+            raise ConfigError(f"expected an override of the form section.key=value, found '{item}'")
+        node = tree
+        *parents, leaf = key.split(".")
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"override '{item}' goes below '{part}', which another override set to a value")
+        try:
+            node[leaf] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override '{item}': the value is not YAML: {error}") from error
+        if isinstance(node[leaf], str):
+            node[leaf] = _number_or_text(node[leaf])
+    return tree
+
+
+def _number_or_text(text: str) -> Any:
+    try:
+        return float(text)  # YAML 1.1 reads 1e-4 as text
+    except ValueError:
+        return text
+
+
+def _merge(base: Any, extra: Any) -> Any:
+    if isinstance(base, list) and isinstance(extra, dict) and all(str(k).isdigit() for k in extra):
+        merged = list(base)
+        for key, value in extra.items():
+            if int(key) >= len(merged):
+                raise ConfigError(f"override index {key} is outside a list of {len(merged)}")
+            merged[int(key)] = _merge(merged[int(key)], value)
+        return merged
+    if isinstance(base, dict) and isinstance(extra, dict):
+        return {**base, **{k: _merge(base[k], v) if k in base else v for k, v in extra.items()}}
+    return extra
+
+
+def _fix_floats(node: Any) -> Any:
+    """PyYAML reads `1e-4` as text (YAML 1.1): turn such text into numbers, leave all other text."""
+    if isinstance(node, dict):
+        return {k: _fix_floats(v) for k, v in node.items()}
+    if isinstance(node, list):
+        return [_fix_floats(v) for v in node]
+    if isinstance(node, str) and node[:1] in "0123456789.-+" and "e" in node.lower():
+        return _number_or_text(node)
+    return node
+
+
+def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        inner = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _explain(error: ValidationError, origin: str) -> str:
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(p) for p in item["loc"])
+        if item["type"] == "extra_forbidden":
+            known = _known_keys(RunConfig, item["loc"][:-1])
+            lines.append(f"  unknown key '{where}'.{did_you_mean(item['loc'][-1], known)} Known here: {', '.join(known)}")
+        else:
+            lines.append(f"  {where or 'config'}: {item['msg']}, found {item['input']!r}"[:500])
+    return f"{origin}: {len(lines)} problem(s) in the configuration\n" + "\n".join(lines)
+
+
+def load_config(path: str | Path | None = None, overrides: list[str] | None = None) -> RunConfig:
+    """Read a YAML file (or start from the defaults) and apply dotted overrides. Raises ConfigError listing every problem."""
+    tree: Any = {}
+    if path is not None:
+        try:
+            tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        except OSError as error:
+            raise ConfigError(f"expected a configuration file, found '{path}': {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
+    tree = _merge(_fix_floats(tree), parse_overrides(overrides or []))
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, str(path or "configuration"))) from error

@@ -1,0 +1,71 @@
+"""Errors a user can cause: each says what was expected, what was found and how to mend it.
+
+All derive from MMRLError and from the standard class a caller would catch anyway (ValueError, OSError ...).
+Invariants of our own code are `assert`s, never these.
+"""
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError", "ConfigError", "DataError", "MediaError", "MMRLError", "MismatchError", "MissingExtraError",
+    "NonFiniteError", "RegistryError", "RewardError", "did_you_mean",
+]
+
+
+class MMRLError(Exception):
+    """Base of every error a user can cause. The CLI prints it without a traceback and exits with status 2."""
+
+
+class ConfigError(MMRLError, ValueError):
+    """A configuration file, override or argument is wrong."""
+
+
+class DataError(MMRLError, ValueError):
+    """A data file or one of its rows cannot be used."""
+
+
+class MediaError(MMRLError, ValueError):
+    """A picture or clip cannot be read; `kind` classifies it (missing, empty, truncated, unsupported, too_large)."""
+
+    def __init__(self, message: str, *, kind: str, path: str = "") -> None:
+        super().__init__(message)
+        self.kind, self.path = kind, path
+
+    def __reduce__(self) -> tuple:
+        return _rebuild_media_error, (str(self), self.kind, self.path)
+
+
+def _rebuild_media_error(message: str, kind: str, path: str) -> MediaError:
+    return MediaError(message, kind=kind, path=path)
+
+
+class RegistryError(MMRLError, LookupError):
+    """A task or reward name cannot be resolved."""
+
+
+class RewardError(MMRLError, RuntimeError):
+    """Rewards failed (raised, hung, or left their range) more often than the run allows."""
+
+
+class MismatchError(MMRLError, ValueError):
+    """What training sees differs from what rollout saw (media tensors or positions)."""
+
+
+class CheckpointError(MMRLError, OSError):
+    """A checkpoint cannot be written or read."""
+
+
+class NonFiniteError(MMRLError, ArithmeticError):
+    """A loss, gradient or log-probability is NaN or infinite."""
+
+
+class MissingExtraError(MMRLError, ImportError):
+    """An optional library is missing; the message names the extra to install."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' Did you mean X?' for the closest of `known`, or '' when nothing is close."""
+    close = difflib.get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,195 @@
+"""Pictures on disk -> RGB pictures in memory, with every way of failing named.
+
+One place opens pictures, so that rewards, readers, the policy and the report agree on what a picture is and how large
+it is *as displayed* (after EXIF rotation). Nothing is repaired or replaced silently: what cannot be shown raises
+MediaError with a kind: missing, empty, truncated, unsupported, too_large.
+
+    python -c "from mmrl.media import image_size; print(image_size('photo.jpg'))"
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmrl.errors import MediaError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["MAX_ASPECT_RATIO", "MAX_PIXELS", "image_size", "open_image", "store_bytes"]
+
+MAX_PIXELS = 89_478_485
+"""Default limit on width * height: a quarter of a GiB of RGB, the bound at which Pillow itself suspects a bomb."""
+
+MAX_ASPECT_RATIO = 200.0
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL processors refuse a picture whose long side exceeds 200 short sides."""
+
+_ORIENTATION_TAG = 0x0112
+_SIGNATURES = {
+    b"\x89PNG\r\n\x1a\n": ".png", b"\xff\xd8\xff": ".jpg", b"GIF87a": ".gif", b"GIF89a": ".gif", b"BM": ".bmp",
+    b"II*\x00": ".tif", b"MM\x00*": ".tif", b"RIFF": ".webp",
+}
+
+
+def _suffix(data: bytes) -> str:
+    """File ending for the leading bytes of a picture, '' when they belong to no known format."""
+    return next((end for magic, end in _SIGNATURES.items() if data.startswith(magic)), "")
+
+
+def _read_head(path: str) -> bytes:
+    """First bytes of the file; raises MediaError when there is none to read."""
+    try:
+        with open(path, "rb") as handle:
+            head = handle.read(16)
+    except IsADirectoryError as err:
+        raise MediaError(f"expected a picture file, found a folder: {path}; give the file inside it",
+                         kind="unsupported", path=path) from err
+    except (OSError, ValueError) as err:
+        hint = "download it first, remote addresses are not fetched" if "://" in path else "check the path or image_root"
+        raise MediaError(f"expected a readable picture file, found none at {path} ({err}); {hint}",
+                         kind="missing", path=path) from err
+    if not head:
+        raise MediaError(f"expected a picture, found an empty file: {path}; copy or download it again",
+                         kind="empty", path=path)
+    return head
+
+
+def _open_lazily(path: str) -> Image:
+    """Header only; the caller closes it. Raises MediaError."""
+    from PIL import Image, UnidentifiedImageError
+
+    head = _read_head(path)
+    try:
+        return Image.open(path)
+    except Image.DecompressionBombError as err:
+        raise MediaError(f"picture too large to open: {path} ({err}); shrink it first", kind="too_large",
+                         path=path) from err
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError, struct.error) as err:
+        if _suffix(head):
+            raise MediaError(f"expected a complete picture, found a broken header in {path} ({err}); copy it again",
+                             kind="truncated", path=path) from err
+        raise MediaError(f"expected a picture (png, jpeg, webp, gif, bmp, tiff), found unknown content in {path}; "
+                         "convert it to png or jpeg", kind="unsupported", path=path) from err
+
+
+def _orientation(picture: Image) -> int:
+    """EXIF orientation 1..8 read from the header alone; unreadable or absent EXIF counts as upright (1)."""
+    if picture.format == "PNG" and not {"exif", "Raw profile type exif"} & set(picture.info):
+        return 1  # getexif() would decode the whole PNG to look for a trailing chunk
+    try:
+        value = picture.getexif().get(_ORIENTATION_TAG, 1)
+    except (OSError, SyntaxError, ValueError, KeyError, TypeError, EOFError, struct.error):
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """(width, height) in pixels as displayed, after EXIF rotation. Reads only the header.
+
+    Raises MediaError (missing, empty, truncated, unsupported, too_large).
+    """
+    with _open_lazily(os.fspath(path)) as picture:
+        width, height = picture.size
+        return (height, width) if _orientation(picture) >= 5 else (width, height)
+
+
+def _check_shape(size: tuple[int, int], max_pixels: int, path: str) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise MediaError(f"picture too large: {path} has {width} x {height} = {width * height} pixels, expected at most "
+                         f"{max_pixels}; shrink it or raise max_pixels", kind="too_large", path=path)
+    if min(width, height) < 1 or max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
+        raise MediaError(f"expected a picture whose sides differ by at most {MAX_ASPECT_RATIO:.0f} times, found "
+                         f"{width} x {height} in {path}; crop it or pad it", kind="unsupported", path=path)
+
+
+def _deep_to_8bit(picture: Image, path: str) -> Image:
+    """16-bit grey, or float grey in 0..1, scaled to 8 bits: 65535 -> 255, with rounding (Pillow's convert clips)."""
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(picture).astype(np.float64)
+    top = 1.0 if picture.mode == "F" else 65535.0
+    if not np.isfinite(values).all() or values.min() < 0 or values.max() > top:
+        raise MediaError(f"expected {picture.mode} grey values in 0..{top:g} in {path}, found {values.min():g}.."
+                         f"{values.max():g}; convert it to 8 or 16 bits", kind="unsupported", path=path)
+    return Image.fromarray(np.rint(values * (255.0 / top)).astype(np.uint8))
+
+
+def _to_rgb(picture: Image, path: str) -> Image:
+    """RGB on white: alpha and transparent palette entries are composited, 16 bits scaled, CMYK converted."""
+    from PIL import Image
+
+    if picture.mode == "F" or picture.mode.startswith("I"):
+        picture = _deep_to_8bit(picture, path)
+    has_alpha = picture.mode in ("RGBA", "LA", "PA", "La", "RGBa")
+    if has_alpha or ("transparency" in picture.info and picture.mode in ("P", "L", "RGB")):
+        rgba = picture.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, rgba).convert("RGB")
+    return picture.convert("RGB")
+
+
+def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Image:
+    """The picture at `path` as an upright 8-bit RGB PIL image, fully loaded, its file closed.
+
+    EXIF rotation is applied, alpha goes onto white, 16-bit grey is scaled (not clipped), an animation gives its first
+    frame. Raises MediaError of kind missing, empty, truncated, unsupported (no picture, or sides that differ more than
+    200 times, which Qwen processors refuse) or too_large (more than `max_pixels`).
+    """
+    from PIL import Image
+
+    name = os.fspath(path)
+    with _open_lazily(name) as picture:
+        _check_shape(picture.size, max_pixels, name)  # before decoding: a bomb is refused by its header
+        orientation = _orientation(picture)
+        try:
+            picture.load()
+        except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error) as err:
+            raise MediaError(f"expected a complete picture, found broken or missing pixels in {name} ({err}); "
+                             "copy or download it again", kind="truncated", path=name) from err
+        except Image.DecompressionBombError as err:
+            raise MediaError(f"picture too large to decode: {name} ({err})", kind="too_large", path=name) from err
+        try:
+            rgb = _to_rgb(picture, name)
+        except (OSError, ValueError) as err:
+            if isinstance(err, MediaError):
+                raise
+            raise MediaError(f"cannot convert mode {picture.mode} of {name} to RGB ({err}); convert it to png",
+                             kind="unsupported", path=name) from err
+    turns = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+    upright = rgb.transpose(turns[orientation]) if orientation in turns else rgb
+    upright.info.pop("exif", None)  # the rotation is done: saving the picture again must not repeat it
+    return upright
+
+
+def store_bytes(data: bytes, folder: str | os.PathLike[str]) -> str:
+    """Write the encoded picture `data` under `folder`, named by its SHA-256; returns the path.
+
+    For pictures embedded in parquet rows. Atomic (write, then rename), so equal pictures are stored once and readers
+    never see half a file, also with several processes. Raises MediaError (empty) for no data.
+    """
+    if not data:
+        raise MediaError("expected the bytes of a picture, found none; check the images column", kind="empty")
+    target = Path(folder) / (hashlib.sha256(data).hexdigest()[:40] + (_suffix(data[:16]) or ".img"))
+    if target.is_file() and target.stat().st_size == len(data):
+        return str(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(dir=target.parent, prefix=".partial-")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        os.chmod(partial, 0o644)  # mkstemp makes files private
+        os.replace(partial, target)
+    except BaseException:
+        os.unlink(partial)
+        raise
+    return str(target)

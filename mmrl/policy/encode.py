@@ -1,0 +1,131 @@
+"""Turn a Sample into the exact tensors every later pass reads: ids, media, rotary positions and their fingerprint.
+
+A prompt is encoded once. Rollout, old / reference log-probs and the update all receive the same `Prompt`; its
+fingerprint travels with the Group and is recomputed from the tensors that training really feeds to the model.
+
+Legend: P prompt tokens.
+"""
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmrl.errors import DataError
+from mmrl.media import open_image
+from mmrl.task import Task, Template
+from mmrl.types import ImageSize, Sample
+
+__all__ = ["Encoder", "Prompt", "fingerprint"]
+
+_ROPE_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One encoded prompt.
+
+    ids_P, kinds_P (0 text, 1 image, 2 video) are int64; positions_3P are the rotary positions (temporal, height,
+    width); `next_position` continues them after the prompt; `media` holds the processor's other tensors on the CPU.
+    """
+
+    ids_P: torch.Tensor
+    kinds_P: torch.Tensor
+    positions_3P: torch.Tensor
+    next_position: int
+    media: Mapping[str, torch.Tensor]
+    images: tuple[ImageSize, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of prompt tokens P, media tokens included."""
+        return int(self.ids_P.numel())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all tensors."""
+        return sum(t.numel() * t.element_size() for t in (self.ids_P, self.kinds_P, self.positions_3P, *self.media.values()))
+
+
+def fingerprint(ids_P: torch.Tensor, positions_3P: torch.Tensor, media: Mapping[str, torch.Tensor]) -> str:
+    """BLAKE2b hash (32 hex digits) of token ids, rotary positions and every media tensor, names and shapes included."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in [("ids", ids_P), ("positions", positions_3P), *sorted(media.items())]:
+        data = tensor.detach().to("cpu").contiguous()
+        digest.update(f"{name}:{data.dtype}:{tuple(data.shape)};".encode())
+        digest.update(data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+    return digest.hexdigest()
+
+
+class Encoder:
+    """Sample -> Prompt through the model's own processor, with a byte-bounded least-recently-used memory.
+
+    Raises MediaError for pictures that cannot be read and DataError for prompts that do not fit `max_prompt_tokens`:
+    a prompt is never truncated, least of all through a media block.
+    """
+
+    def __init__(self, processor: Any, rope_index: Any, template: Template, *, max_prompt_tokens: int = 16384,
+                 max_pixels: int | None = None, min_pixels: int | None = None, cache_bytes: int = 1 << 30) -> None:
+        self.processor, self.template = processor, template
+        self.max_prompt_tokens, self._rope_index = max_prompt_tokens, rope_index
+        self._image_options = {k: v for k, v in (("max_pixels", max_pixels), ("min_pixels", min_pixels)) if v is not None}
+        self._cache: OrderedDict[tuple, Prompt] = OrderedDict()
+        self._cache_bytes, self._used_bytes = cache_bytes, 0
+        self.hits = self.misses = 0
+
+    def __call__(self, sample: Sample, task: Task) -> Prompt:
+        """Encode (or recall) the prompt of `sample`."""
+        key = (sample.task, sample.source, sample.id)
+        if key in self._cache:
+            self.hits += 1
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        self.misses += 1
+        prompt = self._encode(sample, task)
+        if prompt.nbytes <= self._cache_bytes:
+            self._cache[key] = prompt
+            self._used_bytes += prompt.nbytes
+            while self._used_bytes > self._cache_bytes:
+                self._used_bytes -= self._cache.popitem(last=False)[1].nbytes
+        return prompt
+
+    def text(self, sample: Sample, task: Task) -> str:
+        """The prompt as text, media still as one placeholder each."""
+        return self.processor.apply_chat_template(task.messages(sample, self.template), add_generation_prompt=True,
+                                                  tokenize=False)
+
+    def _encode(self, sample: Sample, task: Task) -> Prompt:
+        messages = task.messages(sample, self.template)
+        placeholders = sum(1 for m in messages if not isinstance(m["content"], str)
+                           for item in m["content"] if item["type"] == "image")
+        if placeholders != len(sample.images):
+            raise DataError(f"sample {sample.id}: expected one image item per picture, found {placeholders} items for "
+                            f"{len(sample.images)} pictures; mend {type(task).__name__}.messages or the row's images")
+        pictures = [open_image(path) for path in sample.images]
+        text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        batch = self.processor(text=[text], images=pictures or None, return_tensors="pt",
+                               images_kwargs=self._image_options if pictures and self._image_options else {})
+        fields = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor)}
+        ids_1P = fields.pop("input_ids")
+        mask_1P = fields.pop("attention_mask")
+        kinds_1P = fields.pop("mm_token_type_ids", torch.zeros_like(ids_1P))
+        if ids_1P.shape[1] > self.max_prompt_tokens:
+            raise DataError(f"sample {sample.id}: expected at most {self.max_prompt_tokens} prompt tokens, found "
+                            f"{ids_1P.shape[1]} ({int((kinds_1P > 0).sum())} of them media); lower data.max_pixels or "
+                            "raise model.max_prompt_tokens")
+        rope = {k: v for k, v in fields.items() if k in _ROPE_INPUTS}
+        positions, _ = self._rope_index(input_ids=ids_1P, mm_token_type_ids=kinds_1P, attention_mask=mask_1P, **rope)
+        positions_3P = positions[-3:, 0]
+        return Prompt(ids_1P[0], kinds_1P[0], positions_3P, int(positions_3P.max()) + 1, fields,
+                      self._sizes(pictures, fields))
+
+    def _sizes(self, pictures: list[Any], fields: Mapping[str, torch.Tensor]) -> tuple[ImageSize, ...]:
+        if not pictures:
+            return ()
+        patch = self.processor.image_processor.patch_size
+        return tuple(ImageSize(picture.size, (int(w) * patch, int(h) * patch))
+                     for picture, (_, h, w) in zip(pictures, fields["image_grid_thw"].tolist(), strict=True))

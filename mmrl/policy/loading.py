@@ -1,0 +1,140 @@
+"""Load Qwen2-VL, Qwen2.5-VL and Qwen3-VL through transformers: parts to freeze, LoRA, precision, attention."""
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mmrl.coords import CoordFrame
+from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
+from mmrl.policy.attention import ATTENTION_NAME, register_attention
+from mmrl.policy.encode import Encoder
+from mmrl.policy.policy import Policy
+from mmrl.task import Template
+
+if TYPE_CHECKING:
+    from mmrl.config import DataConfig, ModelConfig
+
+__all__ = ["TEMPLATES", "freeze_parts", "load_policy", "template_for"]
+
+# The frame each family was trained to emit (Qwen cookbooks; QwenLM/Qwen3-VL threads #676, #1486): never guessed.
+TEMPLATES: dict[str, Template] = {
+    "qwen2_vl": Template("qwen2_vl", CoordFrame.REL1000, "You are a helpful assistant."),
+    "qwen2_5_vl": Template("qwen2_5_vl", CoordFrame.ABS_RESIZED, "You are a helpful assistant."),
+    "qwen3_vl": Template("qwen3_vl", CoordFrame.REL1000),
+}
+_PARTS = ("vision", "projector", "language")
+
+
+def template_for(model_type: str, config: ModelConfig) -> Template:
+    """The template named in the config, or the family's own; frame, system text and answer format may be overridden."""
+    name = config.template or model_type
+    if name not in TEMPLATES:
+        raise ConfigError(f"expected model.template to be one of {', '.join(TEMPLATES)}, found '{name}'."
+                          f"{did_you_mean(name, TEMPLATES)}")
+    base = TEMPLATES[name]
+    return Template(name, config.frame or base.frame, base.system if config.system is None else config.system,
+                    config.answer_format)
+
+
+def _part_of(name: str) -> str:
+    if ".visual." in f".{name}":
+        return "projector" if "merger" in name else "vision"
+    return "language"
+
+
+def freeze_parts(model: Any, parts: list[str]) -> dict[str, int]:
+    """Freeze the named parts (vision, projector, language); returns trainable parameters per part.
+
+    The projector is the patch merger, with Qwen3-VL's deepstack mergers.
+    """
+    for part in parts:
+        if part not in _PARTS:
+            raise ConfigError(f"expected model.freeze entries of {', '.join(_PARTS)}, found '{part}'."
+                              f"{did_you_mean(part, _PARTS)}")
+    trainable = dict.fromkeys(_PARTS, 0)
+    for name, parameter in model.named_parameters():
+        part = _part_of(name)
+        parameter.requires_grad_(part not in parts)
+        trainable[part] += parameter.numel() if part not in parts else 0
+    if not any(trainable.values()):
+        raise ConfigError("expected something to train, found every part in model.freeze; remove one of them")
+    return trainable
+
+
+def _add_lora(model: Any, config: ModelConfig) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise MissingExtraError("model.lora needs the peft package: pip install peft") from error
+    assert config.lora is not None
+    frozen = [p for p in ("language", "vision") if p in config.freeze]
+    scope = {"language": r".*language_model.*", "vision": r".*visual.*"}
+    keep = [scope[p] for p in ("language", "vision") if p not in frozen and (p == "language" or config.lora.vision)]
+    if not keep:
+        raise ConfigError("model.lora adapts the language model (and the vision tower with lora.vision: true); "
+                          f"found model.freeze = {config.freeze}")
+    names = "|".join(config.lora.target_modules)
+    pattern = f"({'|'.join(keep)})\\.({names})"
+    with torch.random.fork_rng():
+        torch.manual_seed(config.lora.seed)
+        return get_peft_model(model, LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, bias="none",
+                                                lora_dropout=config.lora.dropout, target_modules=pattern,
+                                                task_type="CAUSAL_LM"))
+
+
+def _device_and_precision(config: ModelConfig) -> tuple[torch.device, torch.dtype, torch.dtype | None]:
+    device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    choice = config.dtype if config.dtype != "auto" else ("bf16" if bf16 else "fp32")
+    if choice == "bf16" and device.type == "cuda" and not bf16:
+        raise ConfigError("model.dtype bf16 needs a GPU with bf16 (compute capability 8.0 or later); set it to fp32")
+    if choice == "fp32":
+        return device, torch.float32, None
+    # Master weights stay fp32: at a learning rate of 1e-6 most AdamW updates vanish in bf16. LoRA trains fp32 adapters
+    # on a frozen base, which may then be bf16.
+    return device, torch.bfloat16 if config.lora else torch.float32, torch.bfloat16
+
+
+def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_reference: bool = False,
+                trainable: bool = True) -> Policy:
+    """Load model and processor from a folder or hub name and make a Policy.
+
+    With `needs_reference` and no LoRA a frozen copy of the loaded weights is kept for the KL term. Raises ConfigError
+    for an unknown architecture, path, part or template.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+
+    try:
+        model_type = AutoConfig.from_pretrained(config.path).model_type
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{config.path}': "
+                          f"{error}") from error
+    template = template_for(model_type, config)
+    device, dtype, autocast = _device_and_precision(config)
+    attention = {"text_config": register_attention(), "vision_config": config.attn, "": ATTENTION_NAME}
+    model = AutoModelForImageTextToText.from_pretrained(config.path, dtype=dtype, attn_implementation=attention)
+    processor = AutoProcessor.from_pretrained(config.path)
+    model.to(device)
+    reference = None
+    if not trainable:
+        model.requires_grad_(False)
+    elif config.lora:
+        freeze_parts(model, config.freeze)
+        model = _add_lora(model, config)
+    else:
+        if needs_reference:
+            reference = copy.deepcopy(model).requires_grad_(False).eval()
+        freeze_parts(model, config.freeze)
+    if config.gradient_checkpointing if config.gradient_checkpointing is not None else device.type == "cuda":
+        base = model.get_base_model() if config.lora and trainable else model
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if config.lora and trainable:
+            base.enable_input_require_grads()
+    model.eval()
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    encoder = Encoder(processor, base.model.get_rope_index, template, max_prompt_tokens=config.max_prompt_tokens,
+                      max_pixels=data.max_pixels if data else None, min_pixels=data.min_pixels if data else None,
+                      cache_bytes=int((data.prompt_cache_gib if data else 1.0) * 2**30))
+    return Policy(model, processor, template, encoder, device=device, autocast=autocast, reference=reference)

@@ -1,0 +1,198 @@
+"""Pack several groups into one flat micro-batch: every prompt and its pixels once, its G completions behind it.
+
+    [prompt 1][c11][c12]..[c1G][prompt 2][c21]..    one row, no padding; positions restart after each prompt
+
+`pack` makes the batch, `micro_batches` splits groups under a token budget, and both keep sequences in the given order.
+The usual padded batch of G * (prompt + completion) rows is `pack_padded`, kept for comparison and as a fallback.
+
+Legend: M groups, B completions (sequences), N completion tokens, T packed tokens, P / C padded prompt / completion length.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mmrl.errors import ConfigError
+from mmrl.policy.encode import Prompt, fingerprint
+
+__all__ = ["Batch", "PackItem", "PrefixLayout", "micro_batches", "pack", "pack_padded", "packed_length"]
+
+
+@dataclass(frozen=True)
+class PackItem:
+    """A prompt with the completions to place behind it (token ids, possibly empty lists are not allowed)."""
+
+    prompt: Prompt
+    completions: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class PrefixLayout:
+    """Where the pieces of a packed row are, for the attention function.
+
+    prompt_MP and completion_BC index the packed row (right padding points at token 0 and is never looked at); owner_B
+    is the prompt of each completion; mask_BCK (B, 1, C, P + C) is True where a completion token may look; slot_T finds
+    each packed token in the concatenation of the flattened prompt and completion blocks.
+    """
+
+    prompt_MP: torch.Tensor
+    completion_BC: torch.Tensor
+    owner_B: torch.Tensor
+    mask_BCK: torch.Tensor
+    slot_T: torch.Tensor
+
+    def to(self, device: torch.device) -> PrefixLayout:
+        """A copy on `device`."""
+        return PrefixLayout(**{k: v.to(device, non_blocking=True) for k, v in vars(self).items()})
+
+
+@dataclass
+class Batch:
+    """A micro-batch for `Policy.logp`.
+
+    ids, kinds, positions_3 have shape (rows, T) / (3, rows, T); target_N are the completion tokens, and the logits that
+    predict them sit at flat positions source_N of the (rows * T) hidden states. sequence_N is each token's completion.
+    layout is None for the padded batch, which carries a 2-D attention mask instead.
+    """
+
+    ids: torch.Tensor
+    kinds: torch.Tensor
+    positions_3: torch.Tensor
+    media: dict[str, torch.Tensor]
+    source_N: torch.Tensor
+    target_N: torch.Tensor
+    sequence_N: torch.Tensor
+    num_sequences: int
+    layout: PrefixLayout | None = None
+    attention_mask: torch.Tensor | None = None
+    fingerprints: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the language model processes, padding included."""
+        return int(self.ids.numel())
+
+    def to(self, device: torch.device) -> Batch:
+        """A copy on `device`."""
+        moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        media = {k: v.to(device, non_blocking=True) for k, v in self.media.items()}
+        layout = self.layout.to(device) if self.layout is not None else None
+        return Batch(**{**vars(self), **moved, "media": media, "layout": layout})
+
+
+def packed_length(item: PackItem) -> int:
+    """Tokens of one group in a packed row: P + sum of completion lengths."""
+    return item.prompt.length + sum(len(c) for c in item.completions)
+
+
+def micro_batches(items: Sequence[PackItem], token_budget: int) -> Iterator[list[int]]:
+    """Indices of `items`, in order, so that each batch holds at most `token_budget` tokens (one group at least)."""
+    if token_budget < 1:
+        raise ConfigError(f"expected train.token_budget >= 1, found {token_budget}")
+    batch: list[int] = []
+    used = 0
+    for index, item in enumerate(items):
+        length = packed_length(item)
+        if batch and used + length > token_budget:
+            yield batch
+            batch, used = [], 0
+        batch.append(index)
+        used += length
+    if batch:
+        yield batch
+
+
+def _merge_media(prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+    names = sorted({name for p in prompts for name in p.media})
+    return {name: torch.cat([p.media[name] for p in prompts if name in p.media]) for name in names}
+
+
+def _check(items: Sequence[PackItem]) -> None:
+    for item in items:
+        assert item.completions and all(item.completions), "a group must hold completions of at least one token"
+
+
+def pack(items: Sequence[PackItem]) -> Batch:
+    """The shared-prefix batch of `items`; sequences are numbered group after group, completion after completion."""
+    _check(items)
+    ids, kinds, positions, source, target, sequence = [], [], [], [], [], []
+    prompt_spans, completion_spans, owners = [], [], []
+    cursor, number = 0, 0
+    for m, item in enumerate(items):
+        prompt = item.prompt
+        ids.append(prompt.ids_P)
+        kinds.append(prompt.kinds_P)
+        positions.append(prompt.positions_3P)
+        prompt_spans.append((cursor, prompt.length))
+        last_prompt = cursor + prompt.length - 1
+        cursor += prompt.length
+        for completion in item.completions:
+            tokens = torch.tensor(completion, dtype=torch.long)
+            length = len(completion)
+            ids.append(tokens)
+            kinds.append(torch.zeros_like(tokens))
+            positions.append((prompt.next_position + torch.arange(length)).expand(3, length))
+            completion_spans.append((cursor, length))
+            owners.append(m)
+            where = torch.arange(cursor - 1, cursor + length - 1)
+            where[0] = last_prompt
+            source.append(where)
+            target.append(tokens)
+            sequence.append(torch.full((length,), number))
+            cursor, number = cursor + length, number + 1
+    prints = tuple(fingerprint(i.prompt.ids_P, i.prompt.positions_3P, i.prompt.media) for i in items)
+    return Batch(torch.cat(ids)[None], torch.cat(kinds)[None], torch.cat(positions, 1)[:, None],
+                 _merge_media([i.prompt for i in items]), torch.cat(source), torch.cat(target), torch.cat(sequence),
+                 number, _layout(prompt_spans, completion_spans, owners), None, prints)
+
+
+def _padded_index(spans: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows, width) flat positions of each span, right-padded with 0, and the matching validity mask."""
+    start = torch.tensor([s for s, _ in spans])[:, None]
+    length = torch.tensor([n for _, n in spans])[:, None]
+    offset = torch.arange(int(length.max()))[None]
+    valid = offset < length
+    return torch.where(valid, start + offset, 0), valid
+
+
+def _layout(prompt_spans: Sequence[tuple[int, int]], completion_spans: Sequence[tuple[int, int]],
+            owners: Sequence[int]) -> PrefixLayout:
+    prompt_MP, prompt_valid = _padded_index(prompt_spans)
+    completion_BC, completion_valid = _padded_index(completion_spans)
+    owner_B = torch.tensor(owners)
+    P, C = prompt_MP.shape[1], completion_BC.shape[1]
+    causal = torch.ones(C, C, dtype=torch.bool).tril()
+    mask_BCK = torch.cat([prompt_valid[owner_B][:, None, None].expand(-1, 1, C, P),
+                          causal.expand(len(owners), 1, C, C)], -1)
+    rows = torch.cat([prompt_MP.flatten(), completion_BC.flatten()])
+    slots = torch.cat([prompt_valid.flatten(), completion_valid.flatten()]).nonzero()[:, 0]
+    slot_T = torch.empty_like(slots)
+    slot_T[rows[slots]] = slots
+    return PrefixLayout(prompt_MP, completion_BC, owner_B, mask_BCK, slot_T)
+
+
+def pack_padded(items: Sequence[PackItem]) -> Batch:
+    """The usual batch: each completion in a row of its own behind a copy of the prompt and its pixels, right-padded."""
+    _check(items)
+    rows = [(item.prompt, c) for item in items for c in item.completions]
+    width = max(p.length + len(c) for p, c in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    kinds, mask = torch.zeros_like(ids), torch.zeros_like(ids)
+    positions_3 = torch.zeros(3, len(rows), width, dtype=torch.long)
+    source, target, sequence = [], [], []
+    for b, (prompt, completion) in enumerate(rows):
+        P, C = prompt.length, len(completion)
+        tokens = torch.tensor(completion, dtype=torch.long)
+        ids[b, :P], ids[b, P:P + C] = prompt.ids_P, tokens
+        kinds[b, :P] = prompt.kinds_P
+        mask[b, :P + C] = 1
+        positions_3[:, b, :P] = prompt.positions_3P
+        positions_3[:, b, P:P + C] = prompt.next_position + torch.arange(C)
+        source.append(b * width + torch.arange(P - 1, P + C - 1))
+        target.append(tokens)
+        sequence.append(torch.full((C,), b))
+    prints = tuple(fingerprint(i.prompt.ids_P, i.prompt.positions_3P, i.prompt.media) for i in items)
+    return Batch(ids, kinds, positions_3, _merge_media([p for p, _ in rows]), torch.cat(source), torch.cat(target),
+                 torch.cat(sequence), len(rows), None, mask, prints)

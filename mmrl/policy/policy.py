@@ -1,0 +1,172 @@
+"""The policy: a Qwen-VL model with its processor, template and adapters, and log-probs of packed batches.
+
+    policy = load_policy(ModelSettings(path="Qwen/Qwen2.5-VL-3B-Instruct", freeze=["vision"]))
+    result = policy.logp(pack(items))
+
+Legend: N completion tokens, T packed tokens, V vocabulary, H hidden width.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from mmrl.errors import ConfigError
+from mmrl.policy.encode import Encoder
+from mmrl.policy.pack import Batch
+from mmrl.task import Template
+
+__all__ = ["LogpResult", "Policy", "media_token_ids"]
+
+_MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
+_DUMMY_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # a 4-D mask is passed through: the layout does the masking
+
+
+@dataclass
+class LogpResult:
+    """logp_N of the target tokens (differentiable) and entropy_N of the distributions (detached, nats), both fp32."""
+
+    logp_N: torch.Tensor
+    entropy_N: torch.Tensor
+
+
+def media_token_ids(tokenizer: Any) -> tuple[int, ...]:
+    """Ids of all image / video placeholder tokens the tokenizer knows; banned at sampling and in log-probs."""
+    vocabulary = tokenizer.get_vocab()
+    return tuple(sorted(vocabulary[t] for t in _MEDIA_TOKENS if t in vocabulary))
+
+
+class Policy:
+    """Model, processor and everything needed to sample from it and to differentiate its log-probs.
+
+    `version` counts published weights. `temperature` divides logits in sampling and in log-probs alike, so that the
+    behaviour and the training distribution are the same one.
+    """
+
+    def __init__(self, model: Any, processor: Any, template: Template, encoder: Encoder, *, device: torch.device,
+                 autocast: torch.dtype | None = None, reference: Any | None = None, logits_chunk: int = 1 << 26) -> None:
+        self.model, self.processor, self.template, self.encoder = model, processor, template, encoder
+        self.device, self.autocast_dtype = device, autocast
+        self.version = 0
+        self._reference = reference
+        self._logits_chunk = logits_chunk  # logits held at once; beyond it they are recomputed in backward
+        self.banned = torch.tensor(media_token_ids(processor.tokenizer), device=device)
+        eos = model.generation_config.eos_token_id
+        self.eos_ids = tuple([eos] if isinstance(eos, int) else eos or [processor.tokenizer.eos_token_id])
+
+    @property
+    def base(self) -> Any:
+        """The transformers model without the peft wrapper (adapters live inside its layers)."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def has_adapter(self) -> bool:
+        """True when a LoRA adapter is being trained."""
+        return hasattr(self.model, "disable_adapter")
+
+    def publish(self) -> int:
+        """Make the current weights the ones rollouts use; returns the new version."""
+        self.version += 1
+        return self.version
+
+    def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Named parameters that receive gradients, in a fixed order."""
+        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """bf16 autocast on a GPU that has it, nothing on a CPU."""
+        if self.autocast_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.autocast_dtype)
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """Last hidden states (rows * T, H) of a packed or padded batch already on the device."""
+        # transformers checkpoints activations only in training mode, and ignores KV caches there; Qwen-VL has no dropout
+        self.model.train(torch.is_grad_enabled() and self.base.is_gradient_checkpointing)
+        extra: dict[str, Any] = {"prefix_layout": batch.layout} if batch.layout is not None else {}
+        mask = _DUMMY_MASK.to(self.device) if batch.layout is not None else batch.attention_mask
+        out = self.base.model(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions_3,
+                              mm_token_type_ids=batch.kinds, use_cache=False, **batch.media, **extra)
+        return out.last_hidden_state.flatten(0, 1)
+
+    def adjust(self, logits: torch.Tensor, temperature: float) -> torch.Tensor:
+        """fp32 logits of the sampled distribution: divided by the temperature, media tokens impossible."""
+        logits = logits.float() / temperature
+        return logits.index_fill(-1, self.banned, float("-inf")) if len(self.banned) else logits
+
+    def _logp_of(self, hidden_nH: torch.Tensor, target_n: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
+        logits_nV = self.adjust(self.base.lm_head(hidden_nH), temperature)
+        log_z_n = logits_nV.logsumexp(-1)
+        logp_n = logits_nV.gather(-1, target_n[:, None])[:, 0] - log_z_n
+        with torch.no_grad():
+            p_nV = (logits_nV - log_z_n[:, None]).exp()
+            entropy_n = log_z_n - (p_nV * logits_nV.masked_fill(p_nV == 0, 0.0)).sum(-1)
+        return logp_n, entropy_n
+
+    def logp(self, batch: Batch, temperature: float = 1.0) -> LogpResult:
+        """Log-probs of batch.target_N; differentiable unless called under torch.no_grad()."""
+        batch = batch.to(self.device)
+        with self.autocast():
+            hidden_NH = self.hidden(batch).index_select(0, batch.source_N)
+            size = max(1, self._logits_chunk // self.base.lm_head.weight.shape[0])
+            if len(hidden_NH) <= size:
+                return LogpResult(*self._logp_of(hidden_NH, batch.target_N, temperature))
+            pieces = [checkpoint(self._logp_of, h, t, temperature, use_reentrant=False)
+                      for h, t in zip(hidden_NH.split(size), batch.target_N.split(size), strict=True)]
+        return LogpResult(torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces]))
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[Policy]:
+        """The reference policy: the adapter switched off for LoRA, else the frozen copy made at loading."""
+        if self.has_adapter:
+            with self.model.disable_adapter():
+                yield self
+        elif self._reference is not None:
+            current, self.model = self.model, self._reference
+            try:
+                yield self
+            finally:
+                self.model = current
+        else:
+            raise ConfigError("expected a reference model for the KL term, found none; set algorithm.kl.coef > 0 before "
+                              "loading the policy, or train a LoRA adapter")
+
+    def save(self, folder: str | Path, *, merge_adapter: bool = True) -> None:
+        """Write model and processor in Hugging Face format.
+
+        A LoRA adapter is written under adapter/ and, with `merge_adapter`, merged into the main weights so that
+        transformers and vLLM load the folder as it is.
+        """
+        folder = Path(folder)
+        if not self.has_adapter:
+            self.model.save_pretrained(folder)
+        else:
+            self.model.save_pretrained(folder / "adapter")
+            if merge_adapter:
+                save_merged(self.model, folder)
+        self.processor.save_pretrained(folder)
+
+
+def save_merged(model: Any, folder: Path) -> None:
+    """Save the base model with the adapter merged in, leaving the live model as it was, bit for bit."""
+    base = model.get_base_model()
+    before = {name: p.detach().clone() for name, p in base.named_parameters() if name.endswith("base_layer.weight")}
+    model.merge_adapter()
+    try:
+        state = {}
+        for name, tensor in base.state_dict().items():
+            if ".lora_" in name or "lora_magnitude" in name:
+                continue
+            state[name.replace(".base_layer", "")] = tensor
+        base.save_pretrained(folder, state_dict=state)
+    finally:
+        model.unmerge_adapter()
+        with torch.no_grad():  # unmerging subtracts and so differs in the last bit: restore exactly
+            for name, p in base.named_parameters():
+                if name in before:
+                    p.copy_(before[name])

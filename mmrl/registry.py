@@ -1,0 +1,124 @@
+"""Names of tasks. Three forms, tried in this order and all named in the error when none fits:
+
+    path/to/file.py:Name     a class in a file
+    package/name             entry-point group "mmrl.tasks" of an installed package, loaded on demand
+    name                     built in, or registered with @register in this process
+
+`task_from_spec` makes a task from such a name and its parameters; worker processes rebuild tasks the same way.
+"""
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mmrl.errors import RegistryError, did_you_mean
+from mmrl.task import Task
+
+__all__ = ["BUILT_IN", "GROUP", "register", "resolve_task", "task_from_spec", "task_names"]
+
+GROUP = "mmrl.tasks"
+BUILT_IN: dict[str, str] = {"grounding": "tasks.grounding:Grounding"}  # imported only when asked for
+
+_registered: dict[str, type[Task]] = {}
+TaskClass = TypeVar("TaskClass", bound=type[Task])
+
+
+def register(name: str) -> Callable[[TaskClass], TaskClass]:
+    """Class decorator: give a Task its name and make it known to this process. Raises RegistryError on duplicates."""
+
+    def decorate(cls: TaskClass) -> TaskClass:
+        if not (isinstance(cls, type) and issubclass(cls, Task)):
+            raise RegistryError(f"expected @register on a subclass of mmrl.Task, found {cls!r}")
+        known = _registered.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise RegistryError(f"task name '{name}' is taken by {known.__module__}.{known.__qualname__}; choose another")
+        cls.name = name
+        _registered[name] = cls
+        return cls
+
+    return decorate
+
+
+def task_names() -> dict[str, str]:
+    """Every name that resolves -> where it comes from."""
+    names = {name: f"built in ({target})" for name, target in BUILT_IN.items()}
+    names.update({n: f"registered ({c.__module__})" for n, c in _registered.items() if n not in names})
+    names.update({_entry_name(e): f"installed ({e.value})" for e in entry_points(group=GROUP)})
+    return dict(sorted(names.items()))
+
+
+def _entry_name(entry: EntryPoint) -> str:
+    package = entry.dist.name if entry.dist is not None else entry.module.partition(".")[0]
+    return f"{package}/{entry.name}"
+
+
+def _as_task(found: Any, spec: str) -> type[Task]:
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise RegistryError(f"'{spec}': expected a subclass of mmrl.Task, found {found!r}")
+    if not found.name:
+        found.name = spec.rpartition(":")[2].rpartition("/")[2].lower()
+    return found
+
+
+def _from_file(spec: str) -> type[Task]:
+    file, _, name = spec.rpartition(":")
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise RegistryError(f"'{spec}': expected a Python file, found nothing at {path}")
+    module_name = f"mmrl_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    module = sys.modules.get(module_name)
+    if module is None:
+        loader_spec = importlib.util.spec_from_file_location(module_name, path)
+        assert loader_spec is not None and loader_spec.loader is not None
+        module = importlib.util.module_from_spec(loader_spec)
+        sys.modules[module_name] = module  # before execution, so that dataclasses and pickling find their module
+        try:
+            loader_spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
+    found = getattr(module, name, None)
+    if found is None:
+        public = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, Task) and v is not Task]
+        raise RegistryError(f"'{spec}': {path.name} defines no '{name}'.{did_you_mean(name, public)} "
+                            f"Tasks in it: {', '.join(public) or 'none'}")
+    return _as_task(found, spec)
+
+
+def _from_entry_point(spec: str) -> type[Task]:
+    matches = [e for e in entry_points(group=GROUP) if _entry_name(e) == spec]
+    if not matches:
+        known = [_entry_name(e) for e in entry_points(group=GROUP)]
+        raise RegistryError(f"no installed package offers '{spec}' in entry-point group '{GROUP}'."
+                            f"{did_you_mean(spec, known)} Installed: {', '.join(known) or 'none'}")
+    if len({e.value for e in matches}) > 1:
+        raise RegistryError(f"'{spec}' is offered more than once: {', '.join(e.value for e in matches)}; uninstall one")
+    return _as_task(matches[0].load(), spec)
+
+
+def resolve_task(spec: str) -> type[Task]:
+    """The Task class a name stands for. A failing import shows its own error, never 'not found'."""
+    if ".py:" in spec:
+        return _from_file(spec)
+    if "/" in spec and not spec.endswith(".py"):
+        return _from_entry_point(spec)
+    if spec in _registered:
+        return _registered[spec]
+    if spec in BUILT_IN:
+        module, _, name = BUILT_IN[spec].partition(":")
+        return _as_task(getattr(importlib.import_module(module), name), spec)
+    hint = f" For a file write '{spec}:ClassName'." if spec.endswith(".py") else ""
+    raise RegistryError(
+        f"unknown task '{spec}'.{did_you_mean(spec, task_names())}{hint} Known: {', '.join(task_names())}. "
+        f"Forms: path/to/file.py:Name, package/name (entry points '{GROUP}'), or a built-in name")
+
+
+def task_from_spec(spec: str, params: dict[str, Any] | None = None) -> Task:
+    """An instance of the task `spec` with `params`."""
+    return resolve_task(spec)(**(params or {}))

@@ -1,0 +1,77 @@
+"""The Task contract: data, prompt, reward and metrics of one kind of question, in one readable file.
+
+    from mmrl import Task, Sample, Score, register
+
+    @register("parity")
+    class Parity(Task):
+        def load(self, path): ...
+        def messages(self, sample, template): ...
+        def score(self, sample, text, ctx): ...
+        def gold(self, sample, ctx): ...
+        def wrong(self, sample, ctx): ...
+
+`mmrl tasks check path/to/file.py:Parity --data my.jsonl` tells whether it keeps the contract.
+"""
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mmrl.coords import CoordFrame
+from mmrl.types import RewardContext, Sample, Score
+
+__all__ = ["Task", "Template"]
+
+
+@dataclass(frozen=True)
+class Template:
+    """How a model family is prompted: coordinate frame, system text ('' for none) and answer format.
+
+    `answer_format` is 'answer' (an <answer> block) or 'think' (a <think> block, then an <answer> block).
+    """
+
+    name: str
+    frame: CoordFrame
+    system: str = ""
+    answer_format: str = "answer"
+
+
+class Task(abc.ABC):
+    """Base class of tasks. Instances are cheap, hold only their parameters, and import neither torch nor transformers.
+
+    Class attributes: `name` is set by `register`; `headline` names the metric that picks the best checkpoint
+    (higher is better), one of the keys of `Score.metrics`, or 'reward'.
+    """
+
+    name: ClassVar[str] = ""
+    headline: ClassVar[str] = "reward"
+    part_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, **params: Any) -> None:
+        self.params: dict[str, Any] = params
+
+    @abc.abstractmethod
+    def load(self, path: str) -> Iterable[Sample]:
+        """Read a data file or folder into samples. Raises DataError naming file, row and mend for a broken row."""
+
+    @abc.abstractmethod
+    def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
+        """Chat messages in transformers' form; each picture is a {'type': 'image'} item, in the order of sample.images."""
+
+    @abc.abstractmethod
+    def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
+        """The reward of `text`. Never raises on model text; a parse failure is Score.failure(reason, ...)."""
+
+    @abc.abstractmethod
+    def gold(self, sample: Sample, ctx: RewardContext) -> str:
+        """A text that must score 1 (to rounding of coordinates); used by `mmrl tasks check` and `mmrl sft`."""
+
+    @abc.abstractmethod
+    def wrong(self, sample: Sample, ctx: RewardContext) -> str:
+        """A well-formed wrong answer: its accuracy parts must be 0."""
+
+    def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
+        """Benchmark metrics of many scores beyond the mean of each `Score.metrics` entry. Default: none."""
+        return {}

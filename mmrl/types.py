@@ -1,0 +1,173 @@
+"""The contracts everything else speaks: Sample -> Completion -> Trajectory -> Group, each with its Score.
+
+Plain frozen dataclasses, importable without torch, picklable, and the only part of mmrl that `rewards` and `video`
+may import (with coords and errors). A failed rollout is data (error, reason), never a crash, never dropped.
+"""
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from mmrl.coords import CoordFrame
+
+__all__ = ["Completion", "Group", "ImageSize", "RewardContext", "Sample", "Score", "StopReason", "Trajectory"]
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+class StopReason(str, enum.Enum):
+    """Why generation ended."""
+
+    EOS = "eos"  # the model ended its turn
+    LENGTH = "length"  # cut by the length limit: the answer may be incomplete
+    ERROR = "error"  # no usable completion; Trajectory.error says why
+
+
+def _freeze(obj: Any, name: str) -> None:
+    object.__setattr__(obj, name, dict(getattr(obj, name)))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question. Media are references (paths); tensors live in the policy's encoder or the cache.
+
+    `answer` is the task's own ground truth (grounding: one [x1, y1, x2, y2] box in pixels of the original image).
+    `params` are per-sample settings of the task or its rewards (thresholds, weights, image width and height).
+    """
+
+    id: str
+    task: str
+    source: str
+    question: str
+    answer: Any
+    images: tuple[str, ...] = ()
+    videos: tuple[str, ...] = ()
+    params: Mapping[str, Any] = field(default=_EMPTY)
+
+    def __post_init__(self) -> None:
+        _freeze(self, "params")
+
+
+@dataclass(frozen=True)
+class ImageSize:
+    """Width and height in pixels of a picture on disk and as the vision tower saw it."""
+
+    orig_wh: tuple[int, int]
+    resized_wh: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class RewardContext:
+    """What a reward may know beside text and truth: progress, coordinate frame, picture sizes, how the text ended.
+
+    `step` of `total_steps` drives schedules such as Dynamic IoU; evaluation passes step == total_steps.
+    """
+
+    step: int
+    total_steps: int
+    frame: CoordFrame
+    images: tuple[ImageSize, ...] = ()
+    stop: StopReason = StopReason.EOS
+    num_tokens: int = 0
+    max_tokens: int = 0
+
+    @property
+    def progress(self) -> float:
+        """step / total_steps, clipped to [0, 1]."""
+        return min(1.0, max(0.0, self.step / self.total_steps)) if self.total_steps > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the policy wrote. `logps` are the behaviour policy's fp32 log-probabilities, one per token id.
+
+    They belong to the distribution really sampled from (after temperature), before top-p / top-k truncation.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    logps: tuple[float, ...]
+    stop: StopReason
+    policy_version: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logps):
+            raise ValueError(f"expected one log-prob per token, found {len(self.logps)} for {len(self.token_ids)} tokens")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A reward in [0, 1] with its breakdown: value == sum(weights[k] * parts[k]) always.
+
+    `reason` names why parsing failed or why a reward could not be computed; such a score is 0 and stays in every
+    denominator. `metrics` are observed, not rewarded (iou, precision ...). `detail` is for people: boxes to draw etc.
+    """
+
+    value: float
+    parsed: bool
+    reason: str | None = None
+    parts: Mapping[str, float] = field(default=_EMPTY)
+    weights: Mapping[str, float] = field(default=_EMPTY)
+    metrics: Mapping[str, float] = field(default=_EMPTY)
+    detail: Mapping[str, Any] = field(default=_EMPTY)
+
+    def __post_init__(self) -> None:
+        for name in ("parts", "weights", "metrics", "detail"):
+            _freeze(self, name)
+        if not math.isfinite(self.value):
+            raise ValueError(f"a score must be finite, found {self.value!r} with parts {dict(self.parts)}")
+        if set(self.parts) != set(self.weights):
+            raise ValueError(f"parts {sorted(self.parts)} and weights {sorted(self.weights)} must have the same names")
+
+    @classmethod
+    def combine(cls, parts: Mapping[str, float], weights: Mapping[str, float], *, parsed: bool,
+                reason: str | None = None, metrics: Mapping[str, float] = _EMPTY,
+                detail: Mapping[str, Any] = _EMPTY) -> Score:
+        """The weighted sum of `parts`; weights are used as given (normalise them to keep the value in [0, 1])."""
+        value = math.fsum(weights[k] * parts[k] for k in parts)
+        return cls(value, parsed, reason, parts, weights, metrics, detail)
+
+    @classmethod
+    def failure(cls, reason: str, parts: Sequence[str] = (), weights: Mapping[str, float] = _EMPTY) -> Score:
+        """A recorded zero: every named part is 0, parsed is False, the reason is kept."""
+        return cls(0.0, False, reason, dict.fromkeys(parts, 0.0), {k: weights.get(k, 0.0) for k in parts})
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One or more turns by the policy with one score: a single VLM answer and a robot episode are the same type."""
+
+    turns: tuple[Completion, ...]
+    score: Score | None = None
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens written by the policy over all turns."""
+        return sum(len(t.token_ids) for t in self.turns)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One sample with its G trajectories, the unit the trainer consumes.
+
+    `fingerprint` hashes the media tensors and rotary positions seen at rollout; training recomputes and compares it.
+    `contrast` holds trajectories on perturbed inputs (T-GRPO's shuffled frames and the like); they are never trained on.
+    `key` orders groups and seeds their sampling: (step, position in the step, attempt).
+    """
+
+    sample: Sample
+    trajectories: tuple[Trajectory, ...]
+    fingerprint: str = ""
+    key: tuple[int, int, int] = (0, 0, 0)
+    contrast: tuple[Trajectory, ...] = ()
+    error: str | None = None
+
+    @property
+    def rewards_G(self) -> tuple[float, ...]:
+        """Reward of each trajectory; a trajectory without a score counts as 0."""
+        return tuple(t.score.value if t.score else 0.0 for t in self.trajectories)
