@@ -46,7 +46,7 @@ class Sample:
     answer: Any
     images: tuple[str, ...] = ()
     videos: tuple[str, ...] = ()
-    params: Mapping[str, Any] = field(default=_EMPTY)
+    params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _freeze(self, "params")
@@ -110,10 +110,10 @@ class Score:
     value: float
     parsed: bool
     reason: str | None = None
-    parts: Mapping[str, float] = field(default=_EMPTY)
-    weights: Mapping[str, float] = field(default=_EMPTY)
-    metrics: Mapping[str, float] = field(default=_EMPTY)
-    detail: Mapping[str, Any] = field(default=_EMPTY)
+    parts: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("parts", "weights", "metrics", "detail"):

@@ -17,7 +17,7 @@ import torch
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt, fingerprint
 
-__all__ = ["Batch", "PackItem", "PrefixLayout", "micro_batches", "pack", "pack_padded", "packed_length"]
+__all__ = ["Batch", "PackItem", "PrefixLayout", "merge_media", "micro_batches", "pack", "pack_padded", "packed_length"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def micro_batches(items: Sequence[PackItem], token_budget: int) -> Iterator[list
         yield batch
 
 
-def _merge_media(prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+def merge_media(prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
+    """Media tensors of several prompts, concatenated in order (the order in which their tokens appear)."""
     names = sorted({name for p in prompts for name in p.media})
     return {name: torch.cat([p.media[name] for p in prompts if name in p.media]) for name in names}
 
@@ -144,7 +145,7 @@ def pack(items: Sequence[PackItem]) -> Batch:
             cursor, number = cursor + length, number + 1
     prints = tuple(fingerprint(i.prompt.ids_P, i.prompt.positions_3P, i.prompt.media) for i in items)
     return Batch(torch.cat(ids)[None], torch.cat(kinds)[None], torch.cat(positions, 1)[:, None],
-                 _merge_media([i.prompt for i in items]), torch.cat(source), torch.cat(target), torch.cat(sequence),
+                 merge_media([i.prompt for i in items]), torch.cat(source), torch.cat(target), torch.cat(sequence),
                  number, _layout(prompt_spans, completion_spans, owners), None, prints)
 
 
@@ -194,5 +195,5 @@ def pack_padded(items: Sequence[PackItem]) -> Batch:
         target.append(tokens)
         sequence.append(torch.full((C,), b))
     prints = tuple(fingerprint(i.prompt.ids_P, i.prompt.positions_3P, i.prompt.media) for i in items)
-    return Batch(ids, kinds, positions_3, _merge_media([p for p, _ in rows]), torch.cat(source), torch.cat(target),
+    return Batch(ids, kinds, positions_3, merge_media([p for p, _ in rows]), torch.cat(source), torch.cat(target),
                  torch.cat(sequence), len(rows), None, mask, prints)

@@ -1,0 +1,50 @@
+# Verbs for people. Every target works on a fresh machine: each one first makes sure of the virtual environment,
+# which takes minutes once and a blink afterwards.
+VENV ?= $(or $(VIRTUAL_ENV),.venv)
+SHELL := bash
+BIN := $(VENV)/bin
+JOBS ?= 2
+export VENV
+# One thread per process: tiny models run as fast, and a busy neighbour does not slow them 20 times.
+TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check lint bench doctor clean system-packages
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install:  ## virtual environment with torch, mmrl (editable) and the tools for development
+	@bash scripts/setup.sh
+
+demo: install  ## train a tiny model on the CPU and write a report
+	$(BIN)/mmrl demo
+
+test: system-packages lint  ## everything: system packages, linters, the whole test suite
+	$(PYTEST)
+
+check: lint  ## linters and the fast tests, under two minutes
+	$(PYTEST) -m "not slow"
+
+lint: install  ## ruff, mypy, import directions
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install  ## run every scripts/bench_*.py
+	@for script in scripts/bench_*.py; do \
+		[ -e "$$script" ] || { echo "no scripts/bench_*.py yet"; break; }; \
+		module=$${script%.py}; echo "== $$script"; \
+		OMP_NUM_THREADS=1 $(BIN)/python -m $${module//\//.} || exit 1; \
+	done
+
+doctor: install  ## what this machine has, lacks, and the command that mends it
+	@$(BIN)/python -m mmrl.doctor
+
+system-packages:  ## apt packages that tests use (as root; otherwise prints the command)
+	@bash scripts/system_packages.sh
+
+clean:  ## remove build products and caches, keep the virtual environment and runs
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path "./.venv/*" -prune -exec rm -rf {} +

@@ -1,0 +1,112 @@
+"""Data sources of a run and the endless, seeded, resumable stream of prompts drawn from them.
+
+The order depends only on (seed, draw number), so two processes or a resumed run see the same samples.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmrl.config import DataSource
+from mmrl.errors import DataError
+from mmrl.registry import task_from_spec
+from mmrl.task import Task
+from mmrl.types import Sample
+
+__all__ = ["LoadedSource", "PromptStream", "load_sources", "write_rejected"]
+
+
+@dataclass(frozen=True)
+class LoadedSource:
+    """One data source: its task, its samples, its share of the draws, and rows that could not be used."""
+
+    config: DataSource
+    task: Task
+    samples: tuple[Sample, ...]
+    rejected: tuple[Any, ...] = ()
+
+
+def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise") -> list[LoadedSource]:
+    """Read every source. Raises DataError when a source is missing, empty, or repeats the id of another.
+
+    With on_error 'record', unusable rows are kept in `rejected` instead of stopping the run.
+    """
+    loaded: list[LoadedSource] = []
+    seen: dict[str, str] = {}
+    for config in configs:
+        if not Path(config.path).exists():
+            raise DataError(f"expected data at {config.path}, found nothing; check data.train[].path")
+        task = task_from_spec(config.task, {**config.params, "on_error": on_error})
+        samples = tuple(task.load(config.path))[: config.limit]
+        if not samples:
+            raise DataError(f"{config.path}: expected at least one usable sample, found none")
+        for sample in samples:
+            key = f"{sample.task}/{sample.source}/{sample.id}"
+            if key in seen:
+                raise DataError(f"{config.path}: sample id '{sample.id}' of source '{sample.source}' is already used in "
+                                f"{seen[key]}; ids must be unique per source")
+            seen[key] = config.path
+        loaded.append(LoadedSource(config, task, samples, tuple(getattr(task, "rejected", ()))))
+    return loaded
+
+
+def write_rejected(sources: Sequence[LoadedSource], path: Path) -> int:
+    """List unusable rows in a jsonl file (file, row, reason); returns how many there are."""
+    rows = [{"path": s.config.path, "row": str(getattr(r, "row", "")), "reason": str(getattr(r, "reason", r))}
+            for s in sources for r in s.rejected]
+    if rows:
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    return len(rows)
+
+
+class PromptStream:
+    """Endless draws: a source by weight, then its next sample in a shuffled order renewed every epoch."""
+
+    def __init__(self, sources: Sequence[LoadedSource], seed: int) -> None:
+        if not sources:
+            raise DataError("expected at least one entry in data.train, found none")
+        self.sources, self.seed = list(sources), seed
+        weights = np.array([s.config.weight for s in sources], dtype=np.float64)
+        self._cumulative = np.cumsum(weights / weights.sum())
+        self._order: dict[tuple[int, int], np.ndarray] = {}
+        self.draws = 0
+        self.taken = [0] * len(self.sources)
+
+    def draw(self) -> tuple[Sample, Task]:
+        """The next (sample, its task)."""
+        u = np.random.default_rng((self.seed, 11, self.draws)).random()
+        index = min(int(np.searchsorted(self._cumulative, u, side="right")), len(self.sources) - 1)
+        self.draws += 1
+        source = self.sources[index]
+        epoch, position = divmod(self.taken[index], len(source.samples))
+        self.taken[index] += 1
+        return source.samples[self._permutation(index, epoch)[position]], source.task
+
+    def _permutation(self, index: int, epoch: int) -> np.ndarray:
+        if (index, epoch) not in self._order:
+            for key in [k for k in self._order if k[0] == index]:
+                del self._order[key]
+            rng = np.random.default_rng((self.seed, 13, index, epoch))
+            self._order[index, epoch] = rng.permutation(len(self.sources[index].samples))
+        return self._order[index, epoch]
+
+    def epochs(self) -> list[float]:
+        """Passes over each source so far."""
+        return [t / len(s.samples) for t, s in zip(self.taken, self.sources, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able position of the stream."""
+        return {"draws": self.draws, "taken": list(self.taken), "sizes": [len(s.samples) for s in self.sources]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved position. Raises DataError when the data changed since."""
+        sizes = [len(s.samples) for s in self.sources]
+        if state["sizes"] != sizes:
+            raise DataError(f"cannot resume: the data sources had {state['sizes']} samples, now {sizes}; restore the "
+                            "files or start a new run")
+        self.draws, self.taken = state["draws"], list(state["taken"])

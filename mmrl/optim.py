@@ -1,0 +1,52 @@
+"""AdamW with the run's learning-rate schedule, and gradients summed over processes and scaled once."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from mmrl.config import OptimConfig
+
+__all__ = ["build_optimizer", "learning_rate", "reduce_and_scale", "set_learning_rate"]
+
+
+def build_optimizer(parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW; biases, norms and other vectors are not decayed."""
+    decay = [p for _, p in parameters if p.ndim > 1]
+    plain = [p for _, p in parameters if p.ndim <= 1]
+    groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def learning_rate(config: OptimConfig, update: int, total_updates: int) -> float:
+    """Learning rate of update number `update` (from 0): linear warm-up, then constant, cosine or linear decay."""
+    if update < config.warmup_steps:
+        return config.lr * (update + 1) / config.warmup_steps
+    span = max(1, total_updates - config.warmup_steps)
+    done = min(1.0, (update - config.warmup_steps) / span)
+    if config.schedule == "constant":
+        return config.lr
+    shape = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Use `lr` in every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def reduce_and_scale(parameters: Sequence[tuple[str, torch.nn.Parameter]], denominator: float,
+                     world_size: int = 1) -> None:
+    """Sum gradients over processes and divide them by the denominator really seen (tokens or sequences, all ranks).
+
+    A parameter that no local micro-batch touched (the vision tower in a text-only batch) counts as zero.
+    """
+    scale = 1.0 / max(denominator, 1e-12)
+    for _, parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if world_size > 1:
+            torch.distributed.all_reduce(parameter.grad)
+        parameter.grad.mul_(scale)

@@ -1,0 +1,112 @@
+"""Intersection over union of boxes: the one routine for rewards and for evaluation.
+
+Boxes are (x1, y1, x2, y2) floats in one common frame; areas are (x2 - x1) * (y2 - y1) without any +1. A degenerate box
+(x2 <= x1, y2 <= y1, or not finite) has IoU 0 with everything and never raises.
+
+    python -c "from rewards.iou import box_iou; print(box_iou((0, 0, 2, 2), (1, 0, 3, 2)))"
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+
+__all__ = ["box_giou", "box_iou", "is_proper", "outside_share", "pairwise_giou", "pairwise_iou"]
+
+# N predicted boxes, M true boxes; boxes_N4 has one box per row
+
+
+def is_proper(box: Sequence[float]) -> bool:
+    """True when the four numbers are finite and enclose an area."""
+    x1, y1, x2, y2 = box
+    return x2 > x1 and y2 > y1 and math.isfinite((x2 - x1) * (y2 - y1)) and math.isfinite(x1 + y1)
+
+
+def _areas(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """(intersection, union) of two proper boxes."""
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    overlap = width * height if width > 0 and height > 0 else 0.0
+    area_a = (a[2] - a[0]) * (a[3] - a[1])
+    area_b = (b[2] - b[0]) * (b[3] - b[1])
+    return overlap, area_a + area_b - overlap
+
+
+def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
+    """Intersection over union of two boxes, in [0, 1]; 0 when either is degenerate."""
+    if not (is_proper(a) and is_proper(b)):
+        return 0.0
+    overlap, union = _areas(a, b)
+    return min(1.0, overlap / union) if union > 0 else 0.0  # areas can underflow to 0 for tiny boxes
+
+
+def box_giou(a: Sequence[float], b: Sequence[float]) -> float:
+    """Generalised IoU scaled to [0, 1]: (GIoU + 1) / 2, GIoU = IoU - (hull - union) / hull (Rezatofighi et al., 2019).
+
+    Equal boxes give 1, touching neighbours of equal size 0.5, far boxes approach 0: unlike IoU it still tells disjoint
+    boxes apart. 0 when either box is degenerate.
+    """
+    if not (is_proper(a) and is_proper(b)):
+        return 0.0
+    overlap, union = _areas(a, b)
+    hull = (max(a[2], b[2]) - min(a[0], b[0])) * (max(a[3], b[3]) - min(a[1], b[1]))
+    if not (union > 0 and 0 < hull < math.inf):
+        return 0.0
+    giou = overlap / union - (hull - union) / hull
+    return min(1.0, max(0.0, (giou + 1.0) / 2.0))
+
+
+def outside_share(box: Sequence[float], width: float, height: float) -> float:
+    """Share of the box's area outside the picture (0, 0, width, height), in [0, 1]; 1 for a degenerate box."""
+    if not is_proper(box):
+        return 1.0
+    inner_w = min(box[2], width) - max(box[0], 0.0)
+    inner_h = min(box[3], height) - max(box[1], 0.0)
+    inner = inner_w * inner_h if inner_w > 0 and inner_h > 0 else 0.0
+    area = (box[2] - box[0]) * (box[3] - box[1])
+    return min(1.0, max(0.0, 1.0 - inner / area)) if area > 0 else 1.0
+
+
+def _as_boxes(boxes: npt.ArrayLike) -> Floats:
+    array = np.asarray(boxes, dtype=np.float64)
+    array = array.reshape(0, 4) if array.size == 0 else array
+    if array.ndim != 2 or array.shape[1] != 4:
+        raise ValueError(f"expected boxes of shape (N, 4), found {array.shape}; wrap a single box in a list")
+    return array
+
+
+def _pairwise(boxes_a: npt.ArrayLike, boxes_b: npt.ArrayLike) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
+    """Overlap, union and hull areas (N, M), and which pairs consist of two proper boxes."""
+    a_N4, b_M4 = _as_boxes(boxes_a), _as_boxes(boxes_b)
+    proper_a = np.array([is_proper(row) for row in a_N4.tolist()], dtype=bool)
+    proper_b = np.array([is_proper(row) for row in b_M4.tolist()], dtype=bool)
+    a_N4, b_M4 = np.where(proper_a[:, None], a_N4, 0.0), np.where(proper_b[:, None], b_M4, 0.0)
+    low = np.maximum(a_N4[:, None, :2], b_M4[None, :, :2])
+    high = np.minimum(a_N4[:, None, 2:], b_M4[None, :, 2:])
+    overlap = np.clip(high - low, 0, None).prod(-1)
+    area_a, area_b = (a_N4[:, 2:] - a_N4[:, :2]).prod(-1), (b_M4[:, 2:] - b_M4[:, :2]).prod(-1)
+    union = area_a[:, None] + area_b[None, :] - overlap
+    hull = (np.maximum(a_N4[:, None, 2:], b_M4[None, :, 2:]) - np.minimum(a_N4[:, None, :2], b_M4[None, :, :2])).prod(-1)
+    return overlap, union, hull, proper_a[:, None] & proper_b[None, :] & (union > 0)
+
+
+def pairwise_iou(boxes_a: npt.ArrayLike, boxes_b: npt.ArrayLike) -> Floats:
+    """IoU of every pair: (N, 4) and (M, 4) -> (N, M), equal to `box_iou` per pair. Raises ValueError for other shapes."""
+    overlap, union, _, valid = _pairwise(boxes_a, boxes_b)
+    return np.minimum(1.0, np.divide(overlap, union, out=np.zeros_like(overlap), where=valid))
+
+
+def pairwise_giou(boxes_a: npt.ArrayLike, boxes_b: npt.ArrayLike) -> Floats:
+    """Scaled generalised IoU of every pair: (N, 4) and (M, 4) -> (N, M), equal to `box_giou` per pair."""
+    overlap, union, hull, valid = _pairwise(boxes_a, boxes_b)
+    valid = valid & (hull > 0) & np.isfinite(hull)
+    iou = np.divide(overlap, union, out=np.zeros_like(overlap), where=valid)
+    empty = np.divide(hull - union, hull, out=np.ones_like(overlap), where=valid)
+    return np.where(valid, np.clip((iou - empty + 1.0) / 2.0, 0.0, 1.0), 0.0)

@@ -1,0 +1,199 @@
+"""Model text -> answer text -> boxes, by strict rules that cannot be gamed and that fail with a named reason.
+
+Envelope: what stands in <think>...</think> never counts; outside it exactly one <answer>...</answer> must exist. Several
+answers, a nested or unclosed one, or an answer only inside the thoughts is a failure, so hedging never pays. Text after
+the answer does not change the answer (the format reward frowns on it, see rewards.format).
+
+Boxes, anywhere four numbers are meant, in one of these spellings and nothing beside them:
+
+    [x1, y1, x2, y2]      (x1, y1), (x2, y2)      <|box_start|>(x1,y1),(x2,y2)<|box_end|>
+    {"bbox_2d": [...]}    [{"bbox_2d": [...], "label": "cat"}]   (also bbox, box, boxes; single quotes; ```json fences)
+
+Model text is data: JSON, then a quote-and-bracket normalised JSON; never eval. Every step is linear in the length.
+
+    python -c "from rewards.parsing import parse_boxes; print(parse_boxes('[1, 2, 3.5, 4]'))"
+"""
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+__all__ = [
+    "ANSWER_FORMATS", "Box", "BoxParse", "Extraction", "MAX_ANSWER_CHARS", "MAX_TEXT_CHARS", "extract_answer",
+    "parse_boxes", "strip_end_tokens",
+]
+
+Box = tuple[float, float, float, float]
+
+MAX_TEXT_CHARS = 400_000
+"""Longer completions are not searched at all ('too_long')."""
+MAX_ANSWER_CHARS = 4_000
+"""Longer answers are not parsed ('answer_too_long'): one box needs under 100 characters."""
+MAX_COORDINATE = 1e7
+"""Larger magnitudes are refused ('out_of_range'), so no area overflows."""
+ANSWER_FORMATS = ("answer", "think", "bare")
+"""'answer': an <answer> block; 'think': <think> then <answer>; 'bare': the whole text is the answer."""
+
+_END_TOKENS = ("<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>", "<|end_of_text|>", "<pad>")
+_BOX_KEYS = ("bbox_2d", "bbox", "box", "boxes")
+_NUMBER = r" ?([+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?) ?"
+# matched against text whose white space is collapsed to single spaces, so no run of spaces can make it backtrack
+_TWO_POINTS = re.compile(
+    r"(?:" + re.escape("<|object_ref_start|>") + r"[^<]*" + re.escape("<|object_ref_end|>") + r" ?)?"
+    r"(?P<open>" + re.escape("<|box_start|>") + r" ?)?"
+    r"\(" + _NUMBER + "," + _NUMBER + r"\) ?,? ?\(" + _NUMBER + "," + _NUMBER + r"\) ?"
+    r"(?P<close>" + re.escape("<|box_end|>") + r")?")
+_FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n?")
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """`answer` is the text inside the answer block, or None with the `reason`."""
+
+    answer: str | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class BoxParse:
+    """Boxes in the order written, in whatever frame the text uses; empty with the `reason` when parsing failed."""
+
+    boxes: tuple[Box, ...]
+    reason: str | None = None
+
+
+def strip_end_tokens(text: str) -> str:
+    """`text` without surrounding white space and without the end-of-turn tokens a decoder may have kept."""
+    text = text.strip()
+    while True:
+        for token in _END_TOKENS:
+            if text.endswith(token):
+                text = text[:-len(token)].rstrip()
+                break
+        else:
+            return text
+
+
+def _after_thoughts(text: str) -> Extraction:
+    """The text behind the thoughts. A chat template may have opened <think> already, so a lone </think> is fine."""
+    opened, closed = text.count("<think>"), text.count("</think>")
+    if opened > 1 or closed > 1:
+        return Extraction(None, "several_thoughts")
+    if opened and not closed:
+        return Extraction(None, "unclosed_think")
+    if not closed:
+        return Extraction(text)
+    head, _, tail = text.partition("</think>")
+    if opened and "<think>" not in head:
+        return Extraction(None, "thoughts_out_of_order")
+    if opened and "<answer>" in head.partition("<think>")[0]:
+        return Extraction(None, "answer_before_thoughts")
+    return Extraction(tail)
+
+
+def extract_answer(text: str, answer_format: str = "answer") -> Extraction:
+    """The one answer of a completion, stripped, or the reason why there is none.
+
+    Reasons: empty, too_long, several_thoughts, unclosed_think, thoughts_out_of_order, answer_before_thoughts, no_answer,
+    unclosed_answer, several_answers, answer_out_of_order. With answer_format 'bare' everything after the thoughts is the
+    answer. Never raises on any text.
+    """
+    if len(text) > MAX_TEXT_CHARS:
+        return Extraction(None, "too_long")
+    rest = _after_thoughts(text)
+    if rest.answer is None:
+        return rest
+    if answer_format == "bare":
+        bare = strip_end_tokens(rest.answer)
+        return Extraction(bare) if bare else Extraction(None, "empty")
+    opened, closed = rest.answer.count("<answer>"), rest.answer.count("</answer>")
+    if opened > 1 or closed > 1:
+        return Extraction(None, "several_answers")
+    if not opened:
+        return Extraction(None, "no_answer" if rest.answer.strip() else "empty")
+    if not closed:
+        return Extraction(None, "unclosed_answer")
+    inside, found, _ = rest.answer.partition("<answer>")[2].partition("</answer>")
+    return Extraction(inside.strip()) if found else Extraction(None, "answer_out_of_order")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"not a number: {name}")
+
+
+def _load_json(text: str) -> Any:
+    """The JSON value, second try with Python's spelling (single quotes, tuples); raises ValueError or RecursionError."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except ValueError:
+        if '"' in text and "'" in text:
+            raise
+        plain = text.replace("'", '"').replace("(", "[").replace(")", "]")
+        return json.loads(plain, parse_constant=_refuse_constant)
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) in (int, float) for v in value)
+
+
+def _find_boxes(value: Any) -> list[list[float]] | str:
+    """Raw number lists found in a JSON value, or a reason."""
+    if isinstance(value, dict):
+        keys = [k for k in _BOX_KEYS if k in value]
+        if len(keys) != 1:
+            return "ambiguous_keys" if keys else "no_box_key"
+        return _find_boxes(value[keys[0]]) if isinstance(value[keys[0]], list) else "not_a_box"
+    if not isinstance(value, list):
+        return "not_a_box"
+    if not value:
+        return "no_box"
+    if _numbers(value):
+        return [value]
+    found: list[list[float]] = []
+    for item in value:
+        if not isinstance(item, dict) and not _numbers(item):
+            return "not_a_box"
+        inner = _find_boxes(item)
+        if isinstance(inner, str):
+            return inner
+        found += inner
+    return found
+
+
+def _check(raw: list[list[float]]) -> BoxParse:
+    boxes: list[Box] = []
+    for numbers in raw:
+        if len(numbers) != 4:
+            return BoxParse((), "wrong_count")
+        if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in numbers):  # False for nan, inf and huge integers
+            return BoxParse((), "not_finite" if any(isinstance(v, float) and not math.isfinite(v) for v in numbers)
+                            else "out_of_range")
+        boxes.append((float(numbers[0]), float(numbers[1]), float(numbers[2]), float(numbers[3])))
+    return BoxParse(tuple(boxes))
+
+
+def parse_boxes(answer: str) -> BoxParse:
+    """All boxes of an answer text; the text must be boxes and nothing else.
+
+    Reasons: answer_too_long, not_a_box, no_box, no_box_key, ambiguous_keys, wrong_count, not_finite, out_of_range.
+    Numbers are ASCII integers or decimals; order and extent are not judged here. Never raises on any text.
+    """
+    if len(answer) > MAX_ANSWER_CHARS:
+        return BoxParse((), "answer_too_long")
+    answer = answer.strip()
+    if answer.startswith("```") and answer.endswith("```") and len(answer) > 6:
+        answer = _FENCE.sub("", answer[:-3], count=1).strip()
+    points = _TWO_POINTS.fullmatch(" ".join(answer.split())) if answer.startswith(("(", "<|")) else None
+    if points:
+        if bool(points["open"]) != bool(points["close"]):
+            return BoxParse((), "not_a_box")
+        return _check([[float(points[i]) for i in (2, 3, 4, 5)]])
+    try:
+        value = _load_json(answer)
+    except (ValueError, RecursionError) as err:
+        return BoxParse((), "not_finite" if str(err).startswith("not a number") else "not_a_box")
+    found = _find_boxes(value)
+    return BoxParse((), found) if isinstance(found, str) else _check(found)

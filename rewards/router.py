@@ -1,0 +1,159 @@
+"""Rubric and Router: which rewards count how much, per task, per data source and per sample.
+
+A rubric has named parts with weights; the total is always the weighted sum of its logged parts, weights normalised to
+sum to 1. Settings come from three layers, later ones win: the task's, `per_source[sample.source]`, and
+`sample.params["reward"]`. A part that raises is a recorded zero with a reason, never a crash and never a silent zero.
+
+    rubric = Rubric({"accuracy": make_accuracy, "format": make_format}, {"accuracy": 0.9, "format": 0.1},
+                    {"accuracy": {"mode": "dynamic"}}, per_source={"sketches": {"accuracy": {"mode": "iou"}}})
+    score = rubric.score(prediction, sample, ctx)
+
+Layer form: {"weights": {part: number}, part: {parameter: value}}. A layer that names other values of `mode` starts from
+that mode's defaults, because the parameters of two modes differ.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mmrl.errors import ConfigError, MMRLError, did_you_mean
+from mmrl.types import RewardContext, Sample, Score
+
+__all__ = ["Part", "PartFactory", "Router", "Rubric", "SAMPLE_KEY"]
+
+Part = Callable[[Any, Sample, RewardContext], float]
+"""part(prediction, sample, ctx) -> value in [0, 1]."""
+PartFactory = Callable[..., Part]
+"""factory(**parameters) -> part; raises ConfigError for wrong parameters."""
+
+SAMPLE_KEY = "reward"
+"""Key of Sample.params that holds the per-sample layer."""
+
+_MAX_VARIANTS = 4096  # distinct parameter sets kept built; per-sample numbers in every row would otherwise pile up
+
+
+def _check_weights(weights: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+    known = list(names)
+    for name, weight in weights.items():
+        if name not in known:
+            raise ConfigError(f"weight for unknown reward part {name!r}; expected {', '.join(known)}."
+                              f"{did_you_mean(name, known)}")
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < float("inf"):
+            raise ConfigError(f"expected the weight of {name!r} to be a number >= 0, found {weight!r}")
+    total = sum(weights.values())
+    if total <= 0:
+        raise ConfigError(f"expected at least one positive reward weight, found {dict(weights)}")
+    return {name: weights.get(name, 0.0) / total for name in known}
+
+
+class Rubric:
+    """Named reward parts with weights and layered parameters. Thread-safe; picklable when its factories are.
+
+    Raises ConfigError at construction for unknown parts, weights or parameters, in every layer given here.
+    """
+
+    def __init__(self, factories: Mapping[str, PartFactory], weights: Mapping[str, float],
+                 params: Mapping[str, Mapping[str, Any]] | None = None,
+                 per_source: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        if not factories:
+            raise ConfigError("expected at least one reward part, found none")
+        self._factories = dict(factories)
+        self._base: dict[str, Any] = {**{k: dict(v) for k, v in (params or {}).items()}, "weights": dict(weights)}
+        self._sources = {source: dict(layer) for source, layer in (per_source or {}).items()}
+        self._built: dict[str, tuple[dict[str, Part], dict[str, float]]] = {}
+        self._build([])
+        for layer in self._sources.values():
+            self._build([layer])
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Names of the parts, in the order given."""
+        return tuple(self._factories)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_built": {}}  # built parts hold closures; they are rebuilt on demand
+
+    def _merge(self, layers: list[Mapping[str, Any]]) -> dict[str, Any]:
+        merged: dict[str, Any] = {k: dict(v) for k, v in self._base.items()}
+        for layer in layers:
+            if not isinstance(layer, Mapping):
+                raise ConfigError(f"expected reward settings as a mapping, found {layer!r}; for example "
+                                  "{'accuracy': {'mode': 'iou'}}")
+            for name, values in layer.items():
+                if not isinstance(values, Mapping):
+                    raise ConfigError(f"expected settings of reward part {name!r} as a mapping, found {values!r}")
+                old = merged.get(name, {})
+                fresh_mode = "mode" in values and values["mode"] != old.get("mode")
+                merged[name] = dict(values) if fresh_mode else {**old, **values}
+        return merged
+
+    def _build(self, layers: list[Mapping[str, Any]]) -> tuple[dict[str, Part], dict[str, float]]:
+        key = json.dumps(layers, sort_keys=True, default=str) if layers else ""
+        if key in self._built:
+            return self._built[key]
+        merged = self._merge(layers)
+        weights = _check_weights(merged.pop("weights"), self._factories)
+        for name in merged:
+            if name not in self._factories:
+                raise ConfigError(f"settings for unknown reward part {name!r}; expected weights or one of "
+                                  f"{', '.join(self._factories)}.{did_you_mean(name, [*self._factories, 'weights'])}")
+        built = {name: factory(**merged.get(name, {})) for name, factory in self._factories.items()}, weights
+        if len(self._built) < _MAX_VARIANTS:
+            self._built[key] = built
+        return built
+
+    def _for(self, sample: Sample) -> tuple[dict[str, Part], dict[str, float]]:
+        layers = [layer for layer in (self._sources.get(sample.source), sample.params.get(SAMPLE_KEY)) if layer]
+        return self._build(layers)
+
+    def check(self, sample: Sample) -> None:
+        """Raise ConfigError when the sample's own layer is wrong; readers call it, so that training never meets one."""
+        self._for(sample)
+
+    def weights(self, sample: Sample) -> dict[str, float]:
+        """Normalised weights that hold for this sample."""
+        return dict(self._for(sample)[1])
+
+    def score(self, prediction: Any, sample: Sample, ctx: RewardContext, *, metrics: Mapping[str, float] | None = None,
+              detail: Mapping[str, Any] | None = None) -> Score:
+        """The weighted sum of all parts for a parsed `prediction`; a part that raises gives a 'reward_error: ...' zero."""
+        name, weights = "settings", dict.fromkeys(self._factories, 0.0)
+        try:
+            parts, weights = self._for(sample)
+            values = {}
+            for name, part in parts.items():
+                values[name] = float(part(prediction, sample, ctx))
+                if not 0.0 <= values[name] <= 1.0:  # also False for nan
+                    raise ValueError(f"expected a value in [0, 1], found {values[name]!r}")
+        except Exception as err:  # a broken reward is recorded on its sample and counted; the run decides when to stop
+            text = str(err) if isinstance(err, MMRLError) else f"{type(err).__name__}: {err}"
+            return self.failure(f"reward_error: {name}: {text}", sample, metrics=metrics, detail=detail, weights=weights)
+        return Score.combine(values, weights, parsed=True, metrics=metrics or {}, detail=detail or {})
+
+    def failure(self, reason: str, sample: Sample, *, metrics: Mapping[str, float] | None = None,
+                detail: Mapping[str, Any] | None = None, weights: Mapping[str, float] | None = None) -> Score:
+        """A recorded zero in every part: a parse failure or a broken reward, with metrics that count it as zero."""
+        shares = dict(weights) if weights is not None else self.weights(sample)
+        return Score(0.0, False, reason, dict.fromkeys(self._factories, 0.0), shares, metrics or {}, detail or {})
+
+
+class Router:
+    """Task type -> rubric. Raises ConfigError at construction for task types without a rubric; there is no fallback."""
+
+    def __init__(self, rubrics: Mapping[str, Rubric], task_types: Iterable[str] = ()) -> None:
+        self._rubrics = dict(rubrics)
+        for task_type in task_types:
+            self.rubric(task_type)
+
+    def rubric(self, task_type: str) -> Rubric:
+        """The rubric of a task type; raises ConfigError naming the known ones."""
+        if task_type not in self._rubrics:
+            raise ConfigError(f"no rubric for task type {task_type!r}; expected one of {', '.join(self._rubrics)}."
+                              f"{did_you_mean(task_type, self._rubrics)}")
+        return self._rubrics[task_type]
+
+    def score(self, prediction: Any, sample: Sample, ctx: RewardContext, *, metrics: Mapping[str, float] | None = None,
+              detail: Mapping[str, Any] | None = None) -> Score:
+        """Score by the rubric of `sample.task`."""
+        return self.rubric(sample.task).score(prediction, sample, ctx, metrics=metrics, detail=detail)

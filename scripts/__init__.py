@@ -1,0 +1,1 @@
+"""Set-up, launch scripts and benchmarks; run them from the repository root. Not part of the installed package."""

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Makes a working mmrl in a virtual environment: the active one, $VENV, or .venv in the repository.
+# Torch comes first and never brings CUDA packages to a machine without an NVIDIA GPU (scripts/install_torch.py).
+# Runs again in a blink when nothing changed: a stamp inside the environment holds a hash of what was installed.
+#
+#   bash scripts/setup.sh            # or: make install
+#   VENV=~/envs/mmrl PYTHON=python3.12 bash scripts/setup.sh
+#   MMRL_TORCH_INDEX=https://mirror/whl/cpu bash scripts/setup.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+VENV="${VENV:-${VIRTUAL_ENV:-.venv}}"
+PYTHON="${PYTHON:-python3}"
+stamp="$VENV/.mmrl-setup"
+# The location is part of the hash: an editable install points into this very folder.
+wanted="$( (pwd; cat pyproject.toml constraints.txt scripts/setup.sh scripts/install_torch.py) | sha256sum | cut -d' ' -f1)"
+
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ -x "$VENV/bin/mmrl" ]; then
+    exit 0
+fi
+
+if [ ! -x "$VENV/bin/python" ]; then
+    if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+        echo "setup: expected Python 3.10 or newer, found $("$PYTHON" --version 2>&1). Name another: PYTHON=python3.11 make install" >&2
+        exit 2
+    fi
+    if ! "$PYTHON" -m venv "$VENV"; then
+        rm -rf "$VENV"
+        echo "setup: $PYTHON cannot make a virtual environment. On Debian or Ubuntu: apt-get install -y python3-venv" >&2
+        exit 2
+    fi
+fi
+python="$VENV/bin/python"
+
+rm -f "$stamp"  # an interrupted run leaves no stamp, so the next one repairs it
+"$python" -m pip install --quiet 'pip>=24'
+"$python" scripts/install_torch.py constraints.txt "$VENV/.mmrl-constraints.txt"
+"$python" -m pip install -c "$VENV/.mmrl-constraints.txt" -e '.[dev]'
+
+if ! "$python" scripts/install_torch.py --has-gpu; then
+    cuda="$("$python" -m pip list --format=freeze | grep -iE '^(nvidia|cuda)-' | grep -viE '^nvidia-ml-py' || true)"
+    if [ -n "$cuda" ]; then
+        echo "setup: this machine has no NVIDIA GPU, yet CUDA packages are installed:" $cuda >&2
+        echo "setup: they only cost disk; to be rid of them: rm -rf $VENV && make install" >&2
+    fi
+fi
+echo "$wanted" > "$stamp"
+echo "setup: done. Next: make demo"

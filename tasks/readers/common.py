@@ -1,0 +1,153 @@
+"""What every reader shares: box checks, row errors that say file, row, expected, found and mend, and their collection.
+
+A broken row either raises DataError (on_error='raise', the default) or is kept in `Readout.rejected` with its reason
+(on_error='record'). No row is lost, repaired or replaced silently.
+"""
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmrl.coords import CoordFrame, to_orig
+from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
+from mmrl.media import image_size
+from mmrl.types import Sample
+
+__all__ = ["Readout", "Rejected", "RowError", "SizeOf", "check_box", "check_frame", "collect", "resolve_image", "text_of"]
+
+Box = tuple[float, float, float, float]
+SizeOf = Callable[[str], tuple[int, int]]
+
+
+class RowError(DataError):
+    """One row cannot be used; `collect` adds file and row number."""
+
+    def __init__(self, expected: str, found: str, mend: str) -> None:
+        super().__init__(f"expected {expected}, found {found}; {mend}")
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A row that was not used: where it stands (1-based row or line) and why."""
+
+    file: str
+    row: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: row {self.row}: {self.reason}"
+
+
+@dataclass
+class Readout:
+    """What a reader found: usable samples in file order, and rejected rows (only with on_error='record')."""
+
+    samples: list[Sample] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self.samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+def check_frame(frame: Any) -> CoordFrame:
+    """The CoordFrame called `frame`; raises ConfigError with a suggestion."""
+    try:
+        return CoordFrame(frame)
+    except ValueError:
+        names = [f.value for f in CoordFrame]
+        raise ConfigError(f"unknown coordinate frame {frame!r}; expected one of {', '.join(names)}."
+                          f"{did_you_mean(str(frame), names)}") from None
+
+
+def text_of(value: Any, name: str) -> str:
+    """`value` when it is text with content; raises RowError."""
+    if not isinstance(value, str) or not value.strip():
+        raise RowError(f"text in '{name}'", repr(value)[:80], f"write the words of '{name}' as a string")
+    return value.strip()
+
+
+def resolve_image(name: Any, root: Path) -> str:
+    """Path of a picture, relative names below `root`; existence is checked when its size is read."""
+    if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
+        raise RowError("a path to a picture", repr(name)[:80], "give 'image' as a string")
+    return os.path.normpath(root / os.fspath(name))
+
+
+def _four_numbers(values: Any) -> Box:
+    if not isinstance(values, (list, tuple)) or not all(type(v) in (int, float) for v in values):
+        raise RowError("a box as four numbers [x1, y1, x2, y2]", repr(values)[:80], "write numbers, not text")
+    if len(values) != 4:
+        raise RowError("a box of 4 coordinates [x1, y1, x2, y2]", f"{len(values)}: {list(values)!r:.80}",
+                       "one box per row, corners as x1, y1, x2, y2")
+    x1, y1, x2, y2 = (float(v) if abs(v) < 1e9 else math.inf for v in values)
+    if not all(map(math.isfinite, (x1, y1, x2, y2))):
+        raise RowError("finite box coordinates", repr(list(values))[:80], "remove or correct the row")
+    return x1, y1, x2, y2
+
+
+def check_box(values: Any, frame: CoordFrame, orig_wh: tuple[int, int]) -> Box:
+    """`values` as (x1, y1, x2, y2) in pixels of the original picture; up to 1 px outside is rounding and kept as it is.
+
+    Raises RowError for a wrong count, x2 <= x1, y2 <= y1, values that contradict the declared frame, or a box outside
+    the picture. The frame is never guessed; the message only says which other frame would fit.
+    """
+    box, (width, height) = _four_numbers(values), orig_wh
+    if frame is CoordFrame.ABS_RESIZED:
+        raise RowError("data in frame abs_orig, rel1000 or rel1", "abs_resized",
+                       "the resize belongs to one model's processor: store pixels of the original picture")
+    x1, y1, x2, y2 = (float(v) for v in to_orig(box, frame, orig_wh, orig_wh))
+    shown = f"{list(values)} in frame {frame.value} for a picture of {width} x {height}"
+    if x2 <= x1 or y2 <= y1:
+        raise RowError("x1 < x2 and y1 < y2", shown, "is it [x, y, width, height]? write corners, x1, y1, x2, y2")
+    if frame is CoordFrame.ABS_ORIG and max(box) <= 1.0 and max(width, height) > 2:
+        raise RowError("pixels of the original picture", shown, "the values look like shares: declare frame rel1")
+    if min(x1, y1) < -1 or x2 > width + 1 or y2 > height + 1:
+        if frame is CoordFrame.ABS_ORIG:
+            mend = "declare frame rel1000 if these are thousandths" if 0 <= min(box) and max(box) <= 1000 else "correct it"
+        else:
+            mend = "declare frame abs_orig if these are pixels"
+        raise RowError("a box inside the picture", shown, mend)
+    return x1, y1, x2, y2
+
+
+def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], convert: Callable[[int, Any, SizeOf],
+            Iterable[Sample]], on_error: str = "raise") -> Readout:
+    """Run `convert(row number, row, size_of)` over all rows and gather samples, or rejected rows with their reasons.
+
+    A row may itself be an exception (a line that is no JSON): it is reported like one raised by `convert`. Sizes of
+    pictures are read once per path. Duplicate ids are errors of the second row.
+    """
+    if on_error not in ("raise", "record"):
+        raise ConfigError(f"expected on_error 'raise' or 'record', found {on_error!r}.")
+    sizes: dict[str, tuple[int, int]] = {}
+
+    def size_of(path: str) -> tuple[int, int]:
+        if path not in sizes:
+            sizes[path] = image_size(path)
+        return sizes[path]
+
+    readout, first_row = Readout(), {}
+    for number, row in rows:
+        try:
+            if isinstance(row, Exception):
+                raise row
+            samples = list(convert(number, row, size_of))
+            for sample in samples:
+                if sample.id in first_row:
+                    raise RowError("unique ids", f"id {sample.id!r} again, first in row {first_row[sample.id]}",
+                                   "rename or remove one of the rows")
+            first_row.update({sample.id: number for sample in samples})
+            readout.samples += samples
+        except (DataError, MediaError) as err:
+            rejected = Rejected(os.fspath(file), number, str(err))
+            if on_error == "raise":
+                raise DataError(str(rejected)) from err
+            readout.rejected.append(rejected)
+    return readout

@@ -1,0 +1,100 @@
+"""mmrl's own rows, one JSON object per line:
+
+    {"id": "7", "image": "images/7.png", "question": "red circle", "answer": [10, 12, 60, 61], "frame": "abs_orig"}
+
+`images` (a list) may stand for `image`; `frame` (abs_orig, rel1000 or rel1; default abs_orig), `source` and `params`
+are optional; a missing id becomes '<file name>-<line>'. Paths are relative to the file, or to `image_root`.
+
+    python -c "from tasks.readers.own import read_own; print(len(read_own('data.jsonl')))"
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mmrl.errors import DataError, did_you_mean
+from mmrl.types import Sample
+from tasks.readers.common import (
+    Readout,
+    RowError,
+    SizeOf,
+    check_box,
+    check_frame,
+    collect,
+    resolve_image,
+    text_of,
+)
+
+__all__ = ["json_lines", "read_own", "sample_from_row"]
+
+_KEYS = ("id", "image", "images", "question", "answer", "frame", "source", "params")
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """(line number from 1, object) of a JSON Lines file; a broken line yields its RowError instead. Blank lines skipped.
+
+    Raises DataError when the file cannot be opened.
+    """
+    try:
+        handle = open(path, "rb")  # noqa: SIM115 - closed below; bytes, so that a bad byte spoils one line only
+    except OSError as err:
+        raise DataError(f"expected a data file, found none to read at {path} ({err.strerror}); check the path") from err
+    with handle:
+        for number, line in enumerate(handle, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except (ValueError, RecursionError) as err:
+                shown = line[:60].decode("utf-8", "backslashreplace")
+                yield number, RowError("one JSON object per line", f"{shown!r} ({err})", "mend or remove the line")
+                continue
+            if not isinstance(row, dict):
+                yield number, RowError("a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}")
+                continue
+            yield number, row
+
+
+def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: Path, task: str, stem: str,
+                    default_frame: str = "abs_orig") -> Sample:
+    """One own-format row -> Sample with its box in pixels of the original picture. Raises RowError, MediaError."""
+    for key in row:
+        if key not in _KEYS:
+            raise RowError(f"the keys {', '.join(_KEYS)}", f"{key!r}", "move extra fields into 'params'."
+                           + did_you_mean(key, _KEYS))
+    if ("image" in row) == ("images" in row):
+        raise RowError("either 'image' or 'images'", "both" if "image" in row else "neither", "keep exactly one")
+    names = [row["image"]] if "image" in row else row["images"]
+    if not isinstance(names, list) or not names:
+        raise RowError("'images' as a list of paths", repr(names)[:80], "write [\"a.png\", ...]")
+    images = tuple(resolve_image(name, root) for name in names)
+    params = row.get("params", {})
+    if not isinstance(params, dict):
+        raise RowError("'params' as an object", repr(params)[:80], "write {...} or leave it out")
+    index = params.get("image_index", 0)
+    if type(index) is not int or not 0 <= index < len(images):
+        raise RowError(f"params.image_index in 0..{len(images) - 1}", repr(index), "name the picture the box belongs to")
+    if "answer" not in row:
+        raise RowError("'answer' with a box [x1, y1, x2, y2]", "no answer", "add it")
+    sizes = [size_of(image) for image in images]
+    width, height = sizes[index]
+    box = check_box(row["answer"], check_frame(row.get("frame", default_frame)), (width, height))
+    return Sample(
+        id=str(row.get("id", f"{stem}-{number}")), task=task, source=str(row.get("source", stem)),
+        question=text_of(row.get("question"), "question"), answer=list(box), images=images,
+        params={**params, "width": width, "height": height})
+
+
+def read_own(path: str | Path, *, image_root: str | None = None, task: str = "grounding", frame: str = "abs_orig",
+             on_error: str = "raise") -> Readout:
+    """Read own-format JSON Lines. `frame` holds for rows that declare none. Raises DataError, or records (on_error)."""
+    file = Path(path)
+    check_frame(frame)
+    root = Path(image_root) if image_root else file.parent
+
+    def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
+        return [sample_from_row(number, row, size_of, root=root, task=task, stem=file.stem, default_frame=frame)]
+
+    return collect(file, json_lines(file), convert, on_error)

@@ -1,0 +1,248 @@
+"""Dynamic sampling: nothing is lost, counts add up, order of arrival and interruptions change nothing.
+
+Run: pytest tests/algorithms/test_dynamic_sampling.py
+"""
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmrl.algorithms import DynamicSampler, SamplerSettings, StepReport, Verdict
+from mmrl.errors import CheckpointError, ConfigError, NonFiniteError
+
+SIGNAL, ZERO, ONE, HALF, FAILED = [0.0, 1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [0.5, 0.5], None
+OUTCOMES = [SIGNAL, ZERO, ONE, HALF, FAILED]
+SOURCES = ("coco", "refcoco")
+
+Draw = Callable[[], tuple[str, str] | None]
+
+
+def _stream(limit: int | None = None, distinct: int | None = None) -> Draw:
+    """Samples of two sources in turn; `distinct` of them in a circle, or ending after `limit`."""
+    numbers: Iterator[int] = iter(range(limit)) if limit is not None else itertools.count()
+
+    def draw() -> tuple[str, str] | None:
+        number = next(numbers, None)
+        if number is None:
+            return None
+        number = number % distinct if distinct else number
+        return SOURCES[number % 2], f"s{number}"
+
+    return draw
+
+
+def _run_step(sampler: DynamicSampler, step: int, draw: Draw, outcome: Callable, shuffle: random.Random | None = None,
+              ) -> tuple[StepReport, list, list]:
+    """One step as a trainer runs it; returns the report, every ticket asked and the kept ones."""
+    sampler.begin_step(step)
+    asked, kept = [], []
+    while tickets := sampler.ask(draw):
+        arrivals = list(tickets)
+        if shuffle:
+            shuffle.shuffle(arrivals)
+        for ticket in arrivals:
+            asked.append(ticket)
+            if sampler.offer(ticket.key, outcome(ticket)) is Verdict.KEPT:
+                kept.append(ticket)
+    return sampler.end_step(), asked, kept
+
+
+def _random_outcome(seed: int) -> Callable:
+    """A fixed outcome per ticket, whatever the order in which it is looked at."""
+    return lambda ticket: random.Random(f"{seed} {ticket.key}").choice(OUTCOMES)
+
+
+knobs = st.builds(SamplerSettings, quota=st.integers(1, 6), max_attempts=st.integers(1, 4),
+                  carry_share=st.sampled_from([0.0, 0.25, 0.4, 1.0]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(knobs, st.integers(0, 10**6), st.sampled_from([None, 3, 7]), st.sampled_from([None, 5, 20]))
+def test_counts_add_up_and_no_sample_is_lost(knob: SamplerSettings, seed: int, distinct, limit) -> None:
+    sampler, draw, outcome = DynamicSampler(knob), _stream(limit, distinct), _random_outcome(seed)
+    grand = dict.fromkeys(("asked", "kept", "no_signal", "failed"), 0)
+    for step in range(6):
+        waiting_before = set(sampler.carry_over)
+        report, asked, kept = _run_step(sampler, step, draw, outcome)
+        for counts in (report.counts, *report.by_source.values()):
+            assert counts["asked"] == counts["kept"] + counts["no_signal"] + counts["failed"]
+            assert counts["all_zero"] + counts["all_one"] <= counts["no_signal"]
+        assert report.counts["asked"] == len(asked) and report.counts["kept"] == len(kept)
+        assert report.counts["kept"] + report.unfilled == knob.quota
+        assert len(asked) <= knob.quota * knob.max_attempts
+        assert len({t.key for t in asked}) == len(asked)
+        names = [(t.source, t.sample_id) for t in asked]
+        without = {(t.source, t.sample_id) for t in asked if t not in kept}
+        # what waited still waits or was asked again; what was asked without success waits, once
+        assert set(sampler.carry_over) == (waiting_before - set(names)) | without
+        assert len(set(sampler.carry_over)) == len(sampler.carry_over) == report.queue
+        for name in grand:
+            grand[name] += report.counts[name]
+    totals = sampler.totals.values()
+    assert grand == {name: sum(counts[name] for counts in totals) for name in grand}
+
+
+@settings(max_examples=30, deadline=None)
+@given(knobs, st.integers(0, 10**6))
+def test_order_of_arrival_changes_nothing(knob: SamplerSettings, seed: int) -> None:
+    runs = []
+    for shuffle in (None, random.Random(seed), random.Random(seed + 1)):
+        sampler, draw = DynamicSampler(knob), _stream(distinct=9)
+        history = [_run_step(sampler, step, draw, _random_outcome(seed), shuffle) for step in range(4)]
+        runs.append(([report for report, _, _ in history], [sorted(t.key for t in kept) for _, _, kept in history],
+                     sampler.carry_over, sampler.state_dict()))
+    assert runs[0][:3] == runs[1][:3] == runs[2][:3]
+    assert json.dumps(runs[0][3], sort_keys=True) == json.dumps(runs[1][3], sort_keys=True)
+
+
+def _events(sampler: DynamicSampler, draw: Draw, seed: int, cut: int | None) -> list:
+    """Every call and its answer over three steps; after call number `cut` the sampler is replaced by a restored one."""
+    log: list = []
+
+    def note(event) -> None:
+        nonlocal sampler
+        log.append(event)
+        if len(log) == cut:
+            state = json.loads(json.dumps(sampler.state_dict()))
+            sampler = DynamicSampler(sampler.settings)
+            sampler.load_state_dict(state)
+
+    outcome = _random_outcome(seed)
+    for step in range(3):
+        sampler.begin_step(step)
+        note(("begin", step))
+        while True:
+            tickets = sampler.ask(draw)
+            note(tickets)
+            if not tickets:
+                break
+            for ticket in tickets:
+                note(sampler.offer(ticket.key, outcome(ticket)))
+        note(sampler.end_step())
+    log.append(sampler.state_dict())
+    return log
+
+
+@settings(max_examples=60, deadline=None)
+@given(knobs, st.integers(0, 10**6), st.integers(1, 60))
+def test_restored_at_any_call_it_continues_identically(knob: SamplerSettings, seed: int, cut: int) -> None:
+    whole = _events(DynamicSampler(knob), _stream(distinct=11), seed, None)
+    assert _events(DynamicSampler(knob), _stream(distinct=11), seed, cut) == whole
+
+
+def test_a_group_without_signal_is_replaced_and_its_sample_comes_back() -> None:
+    sampler, draw = DynamicSampler(SamplerSettings(quota=2, max_attempts=3, carry_share=0.5)), _stream()
+    results = {"s0": ZERO, "s1": SIGNAL, "s2": ONE, "s3": SIGNAL}
+    report, asked, kept = _run_step(sampler, 0, draw, lambda t: results[t.sample_id])
+    assert [(t.key, t.sample_id) for t in asked] == [
+        ((0, 0, 0), "s0"), ((0, 1, 0), "s1"), ((0, 0, 1), "s2"), ((0, 0, 2), "s3")]
+    assert [t.sample_id for t in kept] == ["s1", "s3"]
+    assert report.by_source["coco"] == {"asked": 2, "kept": 0, "no_signal": 2, "failed": 0, "all_zero": 1,
+                                        "all_one": 1, "carried": 0}
+    assert report.unfilled == 0
+    assert sampler.carry_over == (("coco", "s0"), ("coco", "s2"))
+    report, asked, _ = _run_step(sampler, 1, draw, lambda t: SIGNAL)
+    assert [(t.sample_id, t.tries) for t in asked] == [("s0", 1), ("s4", 0)]  # half a step is carried over
+    assert report.counts["carried"] == 1 and sampler.carry_over == (("coco", "s2"),)
+
+
+def test_the_step_goes_on_with_what_it_has_after_the_last_attempt() -> None:
+    sampler = DynamicSampler(SamplerSettings(quota=3, max_attempts=2))
+    report, asked, kept = _run_step(sampler, 0, _stream(), lambda t: SIGNAL if t.key[1] == 1 else FAILED)
+    assert (len(asked), len(kept), report.unfilled, report.queue) == (5, 1, 2, 4)
+    assert report.counts["failed"] == 4
+
+
+def test_hopeless_samples_do_not_starve_the_stream() -> None:
+    for quota, share, per_eight_steps in ((1, 0.25, 2), (4, 0.25, 8), (4, 0.0, 0), (3, 0.5, 12), (2, 1.0, 16)):
+        sampler = DynamicSampler(SamplerSettings(quota=quota, max_attempts=1, carry_share=share))
+        draw = _stream()
+        _run_step(sampler, 0, draw, lambda t: ZERO)  # fills the queue
+        for step in range(1, 5):  # waiting earns no whole retries while the queue is empty or full
+            _run_step(sampler, step, draw, lambda t: ZERO)
+        reports = [_run_step(sampler, step, draw, lambda t: ZERO)[0] for step in range(5, 13)]
+        assert sum(r.counts["carried"] for r in reports) == per_eight_steps
+        assert max(r.counts["carried"] for r in reports) <= -(-quota * share // 1)
+
+
+def test_an_empty_queue_saves_up_no_retries() -> None:
+    sampler, draw = DynamicSampler(SamplerSettings(quota=4, max_attempts=1, carry_share=0.25)), _stream()
+    for step in range(10):
+        _run_step(sampler, step, draw, lambda t: SIGNAL)
+    _run_step(sampler, 10, draw, lambda t: ZERO)
+    report, _, _ = _run_step(sampler, 11, draw, lambda t: ZERO)
+    assert report.counts["carried"] == 1
+
+
+def test_when_the_stream_ends_the_waiting_samples_are_asked() -> None:
+    sampler, draw = DynamicSampler(SamplerSettings(quota=2, max_attempts=1, carry_share=0.0)), _stream(limit=2)
+    _run_step(sampler, 0, draw, lambda t: ZERO)
+    report, asked, _ = _run_step(sampler, 1, draw, lambda t: SIGNAL)
+    assert [(t.sample_id, t.tries) for t in asked] == [("s0", 1), ("s1", 1)]
+    report, asked, _ = _run_step(sampler, 2, draw, lambda t: SIGNAL)
+    assert asked == [] and report.unfilled == 2 and report.counts["asked"] == 0
+
+
+def test_a_waiting_sample_brought_by_the_stream_waits_no_more() -> None:
+    sampler, draw = DynamicSampler(SamplerSettings(quota=1, max_attempts=1, carry_share=0.0)), _stream(distinct=1)
+    _run_step(sampler, 0, draw, lambda t: ZERO)
+    assert sampler.carry_over == (("coco", "s0"),)
+    _, asked, _ = _run_step(sampler, 1, draw, lambda t: SIGNAL)
+    assert asked[0].tries == 1 and sampler.carry_over == ()
+
+
+def test_asking_early_never_exceeds_the_quota() -> None:
+    sampler, draw = DynamicSampler(SamplerSettings(quota=2, max_attempts=3)), _stream()
+    sampler.begin_step(0)
+    first, second = sampler.ask(draw)
+    assert sampler.ask(draw) == []
+    assert sampler.offer(first.key, ZERO) is Verdict.NO_SIGNAL
+    (third,) = sampler.ask(draw)  # while `second` is still in flight
+    assert third.key == (0, 0, 1)
+    assert sampler.offer(third.key, SIGNAL) is sampler.offer(second.key, SIGNAL) is Verdict.KEPT
+    assert sampler.ask(draw) == []
+    assert sampler.end_step().counts["asked"] == 3
+
+
+def test_misuse_is_caught() -> None:
+    sampler, draw = DynamicSampler(SamplerSettings(quota=1)), _stream()
+    sampler.begin_step(0)
+    (ticket,) = sampler.ask(draw)
+    with pytest.raises(AssertionError, match="still in flight"):
+        sampler.end_step()
+    with pytest.raises(NonFiniteError):
+        sampler.offer(ticket.key, [0.0, float("nan")])
+    sampler.offer(ticket.key, SIGNAL)  # the refused offer changed nothing
+    with pytest.raises(AssertionError, match="not asked, or offered twice"):
+        sampler.offer(ticket.key, SIGNAL)
+    with pytest.raises(AssertionError, match="still open"):
+        sampler.begin_step(1)
+
+
+def test_user_errors_say_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="expected quota at least 1, found 0"):
+        SamplerSettings(quota=0)
+    with pytest.raises(ConfigError, match="expected max_attempts at least 1, found 0"):
+        SamplerSettings(quota=1, max_attempts=0)
+    with pytest.raises(ConfigError, match=r"carry_share in \[0, 1\], found 1.5"):
+        SamplerSettings(quota=1, carry_share=1.5)
+    with pytest.raises(ConfigError, match="tol at least 0, found nan"):
+        SamplerSettings(quota=1, tol=float("nan"))
+
+
+def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
+    sampler, draw = DynamicSampler(SamplerSettings(quota=2)), _stream()
+    _run_step(sampler, 0, draw, lambda t: ZERO)
+    before = sampler.state_dict()
+    broken = [{}, {**before, "format": 2}, {**before, "queue": [["coco"]]}, {**before, "totals": {"coco": {}}},
+              {**before, "counts": None}]
+    for state in broken:
+        with pytest.raises(CheckpointError, match="sampler state of format 1"):
+            sampler.load_state_dict(state)
+        assert sampler.state_dict() == before

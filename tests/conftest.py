@@ -1,0 +1,62 @@
+"""Two rules for the whole suite: what a marker asks of the machine, and that nothing is skipped quietly in CI.
+
+With `CI` or `MMRL_NO_SKIP` set, a skipped test or module counts as failed unless its reason names a missing GPU.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+NO_SKIP = any(os.environ.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "MMRL_NO_SKIP"))
+
+
+def _available(need: str) -> bool:
+    """A program on PATH, or a shared library (a name with '.so') that loads."""
+    if ".so" not in need:
+        return shutil.which(need) is not None
+    try:
+        ctypes.CDLL(need)
+    except OSError:
+        return False
+    return True
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("render"):
+        missing = [need for need in marker.args if not _available(need)]
+        if missing:
+            pytest.skip(f"needs {', '.join(missing)}: bash scripts/system_packages.sh")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
+
+
+def _refuse_skip(report: Any) -> None:
+    """Turn a skip into a failure, in place. `wasxfail` reports are expected failures, not skips."""
+    if not (NO_SKIP and report.skipped) or hasattr(report, "wasxfail"):
+        return
+    reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+    if "GPU" not in reason:
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: skipped in CI ({reason}); only a missing GPU excuses a test here"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
+    report = yield
+    _refuse_skip(report)
+    return report
