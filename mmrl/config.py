@@ -42,7 +42,6 @@ class ModelConfig(_Section):
     template: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] | None = None  # default: the family's own
     frame: CoordFrame | None = None  # coordinate frame the prompt asks for; default: the family's own
     system: str | None = None  # system text; '' for none; default: the family's own
-    answer_format: Literal["answer", "think"] = "answer"
     freeze: list[str] = []  # of vision, projector, language
     lora: LoraSettings | None = None
     dtype: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the GPU has it, else fp32
@@ -104,7 +103,8 @@ class AlgorithmConfig(_Section):
     epochs: int = Field(1, ge=1)  # passes over each step's groups
     minibatches: int = Field(1, ge=1)  # optimizer steps per pass
     dynamic_sampling: bool = True  # replace groups whose rewards are all equal
-    max_rounds: int = Field(2, ge=1)  # rollout rounds per step at most (1: no replacement)
+    max_rounds: int = Field(3, ge=1)  # prompts tried per place in a step (1: no replacement)
+    carry_share: float = Field(0.25, ge=0, le=1)  # share of a step given to prompts that had no signal earlier
     overlong: Literal["none", "mask", "soft"] = "none"  # completions cut by the length limit
     overlong_buffer: int = Field(0, ge=0)  # soft: tokens before the limit where the penalty starts
     overlong_weight: float = Field(1.0, ge=0)

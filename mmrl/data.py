@@ -41,17 +41,18 @@ def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise") -> l
     for config in configs:
         if not Path(config.path).exists():
             raise DataError(f"expected data at {config.path}, found nothing; check data.train[].path")
-        task = task_from_spec(config.task, {**config.params, "on_error": on_error})
+        task = task_from_spec(config.task, config.params)
+        task.on_error = on_error
         samples = tuple(task.load(config.path))[: config.limit]
         if not samples:
             raise DataError(f"{config.path}: expected at least one usable sample, found none")
         for sample in samples:
-            key = f"{sample.task}/{sample.source}/{sample.id}"
+            key = f"{sample.source}/{sample.id}"
             if key in seen:
                 raise DataError(f"{config.path}: sample id '{sample.id}' of source '{sample.source}' is already used in "
                                 f"{seen[key]}; ids must be unique per source")
             seen[key] = config.path
-        loaded.append(LoadedSource(config, task, samples, tuple(getattr(task, "rejected", ()))))
+        loaded.append(LoadedSource(config, task, samples, tuple(task.rejected)))
     return loaded
 
 
@@ -76,6 +77,12 @@ class PromptStream:
         self._order: dict[tuple[int, int], np.ndarray] = {}
         self.draws = 0
         self.taken = [0] * len(self.sources)
+        self._by_id = {(x.source, x.id): (x, s) for s in self.sources for x in s.samples}
+
+    def find(self, source: str, sample_id: str) -> tuple[Sample, Task]:
+        """The sample of that source and id, with its task."""
+        sample, loaded = self._by_id[source, sample_id]
+        return sample, loaded.task
 
     def draw(self) -> tuple[Sample, Task]:
         """The next (sample, its task)."""

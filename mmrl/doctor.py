@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "Status", "main", "print_doctor", "run_doctor"]
 
 _MARKS: dict[Status, tuple[str, str]] = {
-    "ok": ("ok", "green"), "missing": ("missing", "bright_black"), "warn": ("warn", "yellow"), "bad": ("BAD", "bold red")}
+    "ok": ("ok", "green"), "missing": ("missing", "bright_black"), "warn": ("warn", "yellow"),
+    "bad": ("BAD", "bold red")}
 Probe = Callable[[], list[Finding]]
 
 

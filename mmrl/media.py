@@ -13,7 +13,7 @@ import os
 import struct
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import MediaError
 
@@ -49,7 +49,7 @@ def _read_head(path: str) -> bytes:
         raise MediaError(f"expected a picture file, found a folder: {path}; give the file inside it",
                          kind="unsupported", path=path) from err
     except (OSError, ValueError) as err:
-        hint = "download it first, remote addresses are not fetched" if "://" in path else "check the path or image_root"
+        hint = "download it first, addresses are not fetched" if "://" in path else "check the path or image_root"
         raise MediaError(f"expected a readable picture file, found none at {path} ({err}); {hint}",
                          kind="missing", path=path) from err
     if not head:
@@ -94,14 +94,17 @@ def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
     """
     with _open_lazily(os.fspath(path)) as picture:
         width, height = picture.size
+        if picture.format == "TIFF":  # releases of Pillow differ in whether `size` is turned already
+            tags: Any = getattr(picture, "tag_v2", {})
+            width, height = int(tags.get(256, width)), int(tags.get(257, height))
         return (height, width) if _orientation(picture) >= 5 else (width, height)
 
 
 def _check_shape(size: tuple[int, int], max_pixels: int, path: str) -> None:
     width, height = size
     if width * height > max_pixels:
-        raise MediaError(f"picture too large: {path} has {width} x {height} = {width * height} pixels, expected at most "
-                         f"{max_pixels}; shrink it or raise max_pixels", kind="too_large", path=path)
+        raise MediaError(f"picture too large: {path} has {width} x {height} = {width * height} pixels, expected at "
+                         f"most {max_pixels}; shrink it or raise max_pixels", kind="too_large", path=path)
     if min(width, height) < 1 or max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
         raise MediaError(f"expected a picture whose sides differ by at most {MAX_ASPECT_RATIO:.0f} times, found "
                          f"{width} x {height} in {path}; crop it or pad it", kind="unsupported", path=path)
@@ -149,6 +152,8 @@ def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Im
         orientation = _orientation(picture)
         try:
             picture.load()
+            if picture.format == "TIFF":
+                orientation = _orientation(picture)  # Pillow turns TIFFs itself while it loads them
         except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error) as err:
             raise MediaError(f"expected a complete picture, found broken or missing pixels in {name} ({err}); "
                              "copy or download it again", kind="truncated", path=name) from err

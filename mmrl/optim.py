@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from mmrl.algorithms import gradient_scale
 from mmrl.config import OptimConfig
 
 __all__ = ["build_optimizer", "learning_rate", "reduce_and_scale", "set_learning_rate"]
@@ -41,12 +42,32 @@ def reduce_and_scale(parameters: Sequence[tuple[str, torch.nn.Parameter]], denom
                      world_size: int = 1) -> None:
     """Sum gradients over processes and divide them by the denominator really seen (tokens or sequences, all ranks).
 
-    A parameter that no local micro-batch touched (the vision tower in a text-only batch) counts as zero.
+    A parameter that no local micro-batch touched (the vision tower in a text-only batch) counts as zero. A denominator
+    of 0 (nothing in the loss) leaves zero gradients.
     """
-    scale = 1.0 / max(denominator, 1e-12)
+    gradients = []
     for _, parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        if world_size > 1:
-            torch.distributed.all_reduce(parameter.grad)
-        parameter.grad.mul_(scale)
+        gradients.append(parameter.grad)
+    if world_size > 1:
+        for bucket in _buckets(gradients):
+            flat = torch.cat([g.flatten() for g in bucket])
+            torch.distributed.all_reduce(flat)
+            for gradient, piece in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                gradient.copy_(piece.view_as(gradient))
+    for gradient in gradients:
+        gradient.mul_(gradient_scale(denominator))
+
+
+def _buckets(tensors: Sequence[torch.Tensor], limit: int = 1 << 24) -> Iterator[list[torch.Tensor]]:
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size + tensor.numel() > limit or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket

@@ -27,15 +27,11 @@ __all__ = ["Task", "Template"]
 
 @dataclass(frozen=True)
 class Template:
-    """How a model family is prompted: coordinate frame, system text ('' for none) and answer format.
-
-    `answer_format` is 'answer' (an <answer> block) or 'think' (a <think> block, then an <answer> block).
-    """
+    """How a model family is prompted: the coordinate frame it emits and its system text ('' for none)."""
 
     name: str
     frame: CoordFrame
     system: str = ""
-    answer_format: str = "answer"
 
 
 class Task(abc.ABC):
@@ -48,6 +44,8 @@ class Task(abc.ABC):
     name: ClassVar[str] = ""
     headline: ClassVar[str] = "reward"
     part_names: ClassVar[tuple[str, ...]] = ()
+    on_error: str = "raise"  # set by the run before `load`: 'record' keeps broken rows in `rejected` instead of raising
+    rejected: Sequence[Any] = ()
 
     def __init__(self, **params: Any) -> None:
         self.params: dict[str, Any] = params
@@ -71,6 +69,10 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def wrong(self, sample: Sample, ctx: RewardContext) -> str:
         """A well-formed wrong answer: its accuracy parts must be 0."""
+
+    def example_data(self, folder: str) -> str | None:
+        """Write a small data set of this task into `folder` and return what `load` reads; None when it has none."""
+        return None
 
     def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
         """Benchmark metrics of many scores beyond the mean of each `Score.metrics` entry. Default: none."""

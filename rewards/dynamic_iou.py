@@ -7,6 +7,8 @@ with s = step / total_steps the threshold e is 0.85 while s <= 0.10, 0.95 while 
 """
 from __future__ import annotations
 
+import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,14 +65,14 @@ def _check_schedule(schedule: Any) -> Schedule:
         raise ConfigError(f"expected schedule as pairs [progress until, threshold], found {schedule!r}; {mend}")
     pairs = tuple((_number("schedule progress", u, 0, 1), _number("schedule threshold", t, 0, 1)) for u, t in schedule)
     ends = [until for until, _ in pairs]
-    if any(b <= a for a, b in zip(ends, ends[1:], strict=False)) or ends[-1] != 1.0:
+    if any(b <= a for a, b in itertools.pairwise(ends)) or ends[-1] != 1.0:
         raise ConfigError(f"expected schedule progress to rise and end at 1.0, found {ends}; {mend}")
     return pairs
 
 
 def _check_thresholds(thresholds: Any) -> tuple[float, ...]:
     if not isinstance(thresholds, (list, tuple)) or not thresholds:
-        raise ConfigError(f"expected thresholds as a list of numbers in [0, 1], found {thresholds!r}; for example [0.5]")
+        raise ConfigError(f"expected thresholds as numbers in [0, 1], found {thresholds!r}; for example [0.5, 0.7]")
     return tuple(_number("thresholds", t, 0, 1) for t in thresholds)
 
 
@@ -92,7 +94,8 @@ def _giou() -> IoUReward:
 def _static(threshold: float = 0.5, binary: bool = False) -> IoUReward:
     """IoU where IoU >= threshold, else 0; `binary` pays 1 instead of the IoU."""
     fixed, as_one = _number("threshold", threshold, 0, 1), bool(binary)
-    return IoUReward("static", lambda iou, progress, ceiling: _above(iou, fixed, ceiling, as_one), lambda progress: fixed)
+    return IoUReward(
+        "static", lambda iou, progress, ceiling: _above(iou, fixed, ceiling, as_one), lambda progress: fixed)
 
 
 def _dynamic(schedule: Any = DYNAMIC_SCHEDULE, binary: bool = False) -> IoUReward:
@@ -118,7 +121,7 @@ def _smooth(schedule: Any = DYNAMIC_SCHEDULE, width: float = 0.1, floor: float =
 
         f(u) = u * (floor + (1 - floor) * sigmoid((u - e) / width) / sigmoid((1 - e) / width))
 
-    with e = min(e(progress), ceiling). f(0) = 0, f(1) = 1, strictly rising in u; width -> 0 and floor = 0 gives `dynamic`.
+    with e = min(e(progress), ceiling). f(0) = 0, f(1) = 1, rising in u; width -> 0 and floor = 0 gives `dynamic`.
     """
     pairs = _check_schedule(schedule)
     scale, base = _number("width", width, 1e-3, 10), _number("floor", floor, 0, 1)
@@ -149,7 +152,7 @@ def make_iou_reward(mode: str = "dynamic", **params: Any) -> IoUReward:
     if mode not in MODES:
         raise ConfigError(f"unknown IoU mode {mode!r}; expected one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
     factory = MODES[mode]
-    known = factory.__code__.co_varnames[:factory.__code__.co_argcount]
+    known = list(inspect.signature(factory).parameters)
     for name in params:
         if name not in known:
             raise ConfigError(f"unknown parameter {name!r} of IoU mode {mode!r}; expected "

@@ -13,8 +13,8 @@ from rewards.parsing import ANSWER_FORMATS, MAX_TEXT_CHARS, strip_end_tokens
 
 __all__ = ["check_answer_format", "format_reward", "wrap_answer"]
 
-# anything but our own tags, so none can hide inside a block; possessive, hence linear also on hostile text
-_BODY = r"[^<]*+(?:<(?!/?(?:think|answer)>)[^<]*+)*+"
+# anything but our own tags, so none can hide inside a block; each character can match in one way only, hence linear
+_BODY = r"[^<]*(?:<(?!/?(?:think|answer)>)[^<]*)*"
 _PATTERNS = {
     "answer": re.compile(rf"<answer>{_BODY}</answer>"),
     "think": re.compile(rf"(?:<think>)?{_BODY}</think>\s*<answer>{_BODY}</answer>"),

@@ -93,12 +93,13 @@ def _pairwise(boxes_a: npt.ArrayLike, boxes_b: npt.ArrayLike) -> tuple[Floats, F
     overlap = np.clip(high - low, 0, None).prod(-1)
     area_a, area_b = (a_N4[:, 2:] - a_N4[:, :2]).prod(-1), (b_M4[:, 2:] - b_M4[:, :2]).prod(-1)
     union = area_a[:, None] + area_b[None, :] - overlap
-    hull = (np.maximum(a_N4[:, None, 2:], b_M4[None, :, 2:]) - np.minimum(a_N4[:, None, :2], b_M4[None, :, :2])).prod(-1)
-    return overlap, union, hull, proper_a[:, None] & proper_b[None, :] & (union > 0)
+    hull_low = np.minimum(a_N4[:, None, :2], b_M4[None, :, :2])
+    hull_high = np.maximum(a_N4[:, None, 2:], b_M4[None, :, 2:])
+    return overlap, union, (hull_high - hull_low).prod(-1), proper_a[:, None] & proper_b[None, :] & (union > 0)
 
 
 def pairwise_iou(boxes_a: npt.ArrayLike, boxes_b: npt.ArrayLike) -> Floats:
-    """IoU of every pair: (N, 4) and (M, 4) -> (N, M), equal to `box_iou` per pair. Raises ValueError for other shapes."""
+    """IoU of every pair: (N, 4) and (M, 4) -> (N, M), equal to `box_iou`. Raises ValueError for other shapes."""
     overlap, union, _, valid = _pairwise(boxes_a, boxes_b)
     return np.minimum(1.0, np.divide(overlap, union, out=np.zeros_like(overlap), where=valid))
 

@@ -1,8 +1,8 @@
 """Model text -> answer text -> boxes, by strict rules that cannot be gamed and that fail with a named reason.
 
-Envelope: what stands in <think>...</think> never counts; outside it exactly one <answer>...</answer> must exist. Several
-answers, a nested or unclosed one, or an answer only inside the thoughts is a failure, so hedging never pays. Text after
-the answer does not change the answer (the format reward frowns on it, see rewards.format).
+Envelope: what stands in <think>...</think> never counts; outside it exactly one <answer>...</answer> must exist.
+Several answers, a nested or unclosed one, or an answer only inside the thoughts is a failure, so hedging never pays.
+Text after the answer does not change the answer (the format reward frowns on it, see rewards.format).
 
 Boxes, anywhere four numbers are meant, in one of these spellings and nothing beside them:
 
@@ -97,9 +97,9 @@ def _after_thoughts(text: str) -> Extraction:
 def extract_answer(text: str, answer_format: str = "answer") -> Extraction:
     """The one answer of a completion, stripped, or the reason why there is none.
 
-    Reasons: empty, too_long, several_thoughts, unclosed_think, thoughts_out_of_order, answer_before_thoughts, no_answer,
-    unclosed_answer, several_answers, answer_out_of_order. With answer_format 'bare' everything after the thoughts is the
-    answer. Never raises on any text.
+    Reasons: empty, too_long, several_thoughts, unclosed_think, thoughts_out_of_order, answer_before_thoughts,
+    no_answer, unclosed_answer, several_answers, answer_out_of_order. With answer_format 'bare' everything after the
+    thoughts is the answer. Never raises on any text.
     """
     if len(text) > MAX_TEXT_CHARS:
         return Extraction(None, "too_long")
@@ -125,7 +125,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _load_json(text: str) -> Any:
-    """The JSON value, second try with Python's spelling (single quotes, tuples); raises ValueError or RecursionError."""
+    """The JSON value, or Python's spelling (single quotes, tuples); raises ValueError or RecursionError."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except ValueError:

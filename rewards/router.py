@@ -117,7 +117,7 @@ class Rubric:
 
     def score(self, prediction: Any, sample: Sample, ctx: RewardContext, *, metrics: Mapping[str, float] | None = None,
               detail: Mapping[str, Any] | None = None) -> Score:
-        """The weighted sum of all parts for a parsed `prediction`; a part that raises gives a 'reward_error: ...' zero."""
+        """The weighted sum of all parts of a parsed `prediction`; a part that raises gives a 'reward_error' zero."""
         name, weights = "settings", dict.fromkeys(self._factories, 0.0)
         try:
             parts, weights = self._for(sample)
@@ -128,7 +128,8 @@ class Rubric:
                     raise ValueError(f"expected a value in [0, 1], found {values[name]!r}")
         except Exception as err:  # a broken reward is recorded on its sample and counted; the run decides when to stop
             text = str(err) if isinstance(err, MMRLError) else f"{type(err).__name__}: {err}"
-            return self.failure(f"reward_error: {name}: {text}", sample, metrics=metrics, detail=detail, weights=weights)
+            return self.failure(
+                f"reward_error: {name}: {text}", sample, metrics=metrics, detail=detail, weights=weights)
         return Score.combine(values, weights, parsed=True, metrics=metrics or {}, detail=detail or {})
 
     def failure(self, reason: str, sample: Sample, *, metrics: Mapping[str, float] | None = None,

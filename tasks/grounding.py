@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from mmrl.coords import CoordFrame, from_orig, to_orig
 from mmrl.errors import ConfigError, DataError, did_you_mean
@@ -22,7 +22,7 @@ from rewards.iou import box_giou, box_iou, outside_share
 from rewards.parsing import Box, extract_answer, parse_boxes
 from rewards.router import Part, Rubric
 
-__all__ = ["FRAME_WORDS", "Grounding", "PROMPTS", "format_box"]
+__all__ = ["FRAME_WORDS", "Grounding", "PROMPTS", "Prediction", "format_box"]
 
 FRAME_WORDS: Mapping[CoordFrame, str] = {
     CoordFrame.ABS_ORIG: "in pixels of the image",
@@ -43,6 +43,8 @@ _DEFAULTS: dict[str, Any] = {
     "weights": {"accuracy": 0.9, "format": 0.1}, "per_source": {}, "reader": {},
 }
 _LEVELS = (0.3, 0.5, 0.7, 0.75)
+_METRICS = ("iou", "giou", *(f"acc@{level:g}" for level in _LEVELS), "outside_image")
+_CUT_SHORT = ("empty", "no_answer", "unclosed_answer", "unclosed_think")
 
 
 def format_box(box: Sequence[float], frame: CoordFrame) -> str:
@@ -67,17 +69,30 @@ def _size(sample: Sample, ctx: RewardContext) -> ImageSize:
     return ImageSize((width, height), (width, height))
 
 
+class Prediction(NamedTuple):
+    """What the reward parts see: the box in pixels of the original picture, and the whole text."""
+
+    box: Box
+    text: str
+
+
 def _accuracy_part(mode: str, reachable: bool = True, **params: Any) -> Part:
-    """IoU reward of a predicted box in original pixels; with `reachable` no threshold exceeds the rounded truth's IoU."""
+    """IoU reward in original pixels; with `reachable` no threshold exceeds the IoU of the rounded truth."""
     reward = make_iou_reward(mode, **params)
 
-    def accuracy(predicted: Box, sample: Sample, ctx: RewardContext) -> float:
+    def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         ceiling = 1.0
         if reachable and ctx.frame is not CoordFrame.ABS_ORIG and mode in ("static", "dynamic", "average", "smooth"):
             ceiling = box_iou(_rounded_truth(sample, ctx), sample.answer)
-        return reward(predicted, sample.answer, ctx.progress, ceiling)
+        return reward(predicted.box, sample.answer, ctx.progress, ceiling)
 
     return accuracy
+
+
+def _format_part(answer_format: str) -> Part:
+    """1 when the whole text is the envelope that was asked for; only reached when exactly one box was parsed."""
+    check_answer_format(answer_format)
+    return lambda predicted, sample, ctx: format_reward(predicted.text, answer_format)
 
 
 def _rounded_truth(sample: Sample, ctx: RewardContext) -> Box:
@@ -86,12 +101,18 @@ def _rounded_truth(sample: Sample, ctx: RewardContext) -> Box:
     return _to_box(to_orig(parse_boxes(text).boxes[0], ctx.frame, size.resized_wh, size.orig_wh))
 
 
+def _measure(box: Box, true: Sequence[float], orig_wh: tuple[int, int]) -> dict[str, float]:
+    iou = box_iou(box, true)
+    values = (iou, box_giou(box, true), *(float(iou >= level) for level in _LEVELS), outside_share(box, *orig_wh))
+    return dict(zip(_METRICS, values, strict=True))
+
+
 def _to_box(values: Sequence[float]) -> Box:
     return values[0], values[1], values[2], values[3]
 
 
 def _disjoint_box(box: Sequence[float], extent: tuple[float, float], unit: float) -> Box:
-    """A box on the `unit` grid beside `box`, in the widest free strip of the picture, or outside it if there is none."""
+    """A box on the `unit` grid beside `box`: the widest free strip of the picture, or outside it if there is none."""
     (x1, y1, x2, y2), (width, height) = box, extent
     x1, y1, x2, y2 = (math.floor(x1 / unit) * unit, math.floor(y1 / unit) * unit,
                       math.ceil(x2 / unit) * unit, math.ceil(y2 / unit) * unit)
@@ -135,15 +156,11 @@ class Grounding(Task):
                               "for example 'Find {question}.'")
         self.reader_options = dict(settings["reader"])
         self.rejected: list[Any] = []
-        self._mode: str = settings["mode"]
         self.rubric = Rubric(
-            {"accuracy": _accuracy_part, "format": self._format_part}, settings["weights"],
-            {"accuracy": {"mode": self._mode, "reachable": bool(settings["reachable"]), **settings["iou"]}},
+            {"accuracy": _accuracy_part, "format": _format_part}, settings["weights"],
+            {"accuracy": {**settings["iou"], "mode": settings["mode"], "reachable": bool(settings["reachable"])},
+             "format": {"answer_format": self.answer_format}},
             settings["per_source"])
-
-    def _format_part(self) -> Part:
-        # the prediction of the format part is the text, which `score` passes beside the box
-        return lambda predicted, sample, ctx: predicted.format
 
     def load(self, path: str) -> Iterable[Sample]:
         """Samples of a data file or folder; rejected rows (reader.on_error = 'record') are left in `self.rejected`."""
@@ -166,3 +183,62 @@ class Grounding(Task):
         user = {"role": "user", "content": [*content, {"type": "text", "text": text}]}
         system = {"role": "system", "content": [{"type": "text", "text": template.system}]}
         return [system, user] if template.system else [user]
+
+    def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
+        """Weighted accuracy and format; metrics iou, giou (scaled to [0, 1]), acc@0.3 .. acc@0.75, outside_image.
+
+        Exactly one box must parse. Reasons of failure: those of rewards.parsing, several_boxes, truncated (the length
+        limit cut the text before its answer was closed), reward_error (sizes or truth unusable).
+        """
+        extraction = extract_answer(text, self.answer_format)
+        reason = extraction.reason
+        if reason in _CUT_SHORT and ctx.stop is StopReason.LENGTH:
+            reason = "truncated"
+        if extraction.answer is None:
+            return self._failure(sample, reason or "no_answer")
+        parsed = parse_boxes(extraction.answer)
+        if parsed.reason and self.answer_format == "bare" and ctx.stop is StopReason.LENGTH:
+            return self._failure(sample, "truncated")
+        if parsed.reason or len(parsed.boxes) != 1:
+            return self._failure(sample, parsed.reason or "several_boxes")
+        try:
+            size = _size(sample, ctx)
+            box = _to_box(to_orig(parsed.boxes[0], ctx.frame, size.resized_wh, size.orig_wh))
+            metrics = _measure(box, sample.answer, size.orig_wh)
+        except (ValueError, TypeError, ArithmeticError) as err:
+            return self._failure(sample, f"reward_error: {err}")
+        detail = {"pred_boxes": [list(box)], "gold_boxes": [list(sample.answer)], "frame": CoordFrame.ABS_ORIG.value}
+        return self.rubric.score(Prediction(box, text), sample, ctx, metrics=metrics, detail=detail)
+
+    def _failure(self, sample: Sample, reason: str) -> Score:
+        gold = [list(sample.answer)] if isinstance(sample.answer, (list, tuple)) else []
+        detail = {"pred_boxes": [], "gold_boxes": gold, "frame": CoordFrame.ABS_ORIG.value}
+        return self.rubric.failure(reason, sample, metrics=dict.fromkeys(_METRICS, 0.0), detail=detail)
+
+    def gold(self, sample: Sample, ctx: RewardContext) -> str:
+        """The truth in ctx.frame: integers, or 3 decimals for rel1, in the envelope of `answer_format`."""
+        size = _size(sample, ctx)
+        box = from_orig(sample.answer, ctx.frame, size.resized_wh, size.orig_wh)
+        return wrap_answer(format_box(box, ctx.frame), self.answer_format)
+
+    def wrong(self, sample: Sample, ctx: RewardContext) -> str:
+        """A well-formed box beside the object; where even that earns something (giou), a box without area."""
+        size = _size(sample, ctx)
+        box = from_orig(sample.answer, ctx.frame, size.resized_wh, size.orig_wh)
+        unit = 0.001 if ctx.frame is CoordFrame.REL1 else 1.0
+        beside = _disjoint_box(box, ctx.frame.extent(size.resized_wh, size.orig_wh), unit)
+        text = wrap_answer(format_box(beside, ctx.frame), self.answer_format)
+        if self.score(sample, text, ctx).parts["accuracy"] > 0:
+            return wrap_answer("[0, 0, 0, 0]", self.answer_format)
+        return text
+
+    def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
+        """Acc@0.3/0.5/0.7/0.75 (IoU >= level), mIoU, parse_failure_rate, truncated_rate: shares of all rows."""
+        if not rows:
+            return {}
+        ious = [row.metrics.get("iou", 0.0) for row in rows]
+        summary = {f"Acc@{level:g}": sum(iou >= level for iou in ious) / len(rows) for level in _LEVELS}
+        summary["mIoU"] = math.fsum(ious) / len(rows)
+        summary["parse_failure_rate"] = sum(not row.parsed for row in rows) / len(rows)
+        summary["truncated_rate"] = sum(row.reason == "truncated" for row in rows) / len(rows)
+        return summary

@@ -205,8 +205,8 @@ def make_scenes(out_dir: str | os.PathLike[str], count: int, seed: int, size: in
     from PIL import Image
 
     if count < 1 or not 32 <= size <= 4096 or not 0 <= noise <= 30:
-        raise ConfigError(f"expected count >= 1, size in 32..4096 and noise in 0..30, found count={count}, size={size}, "
-                          f"noise={noise}")
+        raise ConfigError(f"expected count >= 1, size in 32..4096 and noise in 0..30, found count={count}, size={size} "
+                          f"and noise={noise}")
     levels, shares = _difficulty_mix(difficulty)
     prefix = f"scene-{seed}-" if id_prefix is None else id_prefix
     if not prefix or any(c in prefix for c in "/\\\0"):
@@ -237,7 +237,7 @@ def _parse_mix(text: str) -> dict[int, float]:
     try:
         return {int(k): float(v) for k, v in (item.split(":") for item in text.split(","))}
     except ValueError as err:
-        raise ConfigError(f"expected --mix DIFFICULTY:WEIGHT,..., found {text!r}; for example --mix 0:0.5,1:0.5") from err
+        raise ConfigError(f"expected --mix DIFFICULTY:WEIGHT,..., found {text!r}; for example 0:0.5,1:0.5") from err
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -196,7 +196,7 @@ class DynamicSampler:
         places, self._free = sorted(self._free), []
         tickets = []
         for position, attempt in places:
-            retry = attempt == 0 and self._credit >= 1 and bool(self._queue)
+            retry = self._credit >= 1 and bool(self._queue)
             drawn = None if retry else next_sample()
             if drawn is None and not self._queue:
                 continue  # nothing left to ask: counted as unfilled at the end of the step

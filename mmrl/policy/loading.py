@@ -1,7 +1,7 @@
 """Load Qwen2-VL, Qwen2.5-VL and Qwen3-VL through transformers: parts to freeze, LoRA, precision, attention."""
 from __future__ import annotations
 
-import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,8 +34,7 @@ def template_for(model_type: str, config: ModelConfig) -> Template:
         raise ConfigError(f"expected model.template to be one of {', '.join(TEMPLATES)}, found '{name}'."
                           f"{did_you_mean(name, TEMPLATES)}")
     base = TEMPLATES[name]
-    return Template(name, config.frame or base.frame, base.system if config.system is None else config.system,
-                    config.answer_format)
+    return Template(name, config.frame or base.frame, base.system if config.system is None else config.system)
 
 
 def _part_of(name: str) -> str:
@@ -63,9 +62,9 @@ def freeze_parts(model: Any, parts: list[str]) -> dict[str, int]:
     return trainable
 
 
-def _add_lora(model: Any, config: ModelConfig) -> Any:
+def _add_lora(model: Any, config: ModelConfig, weights: Path | None) -> Any:
     try:
-        from peft import LoraConfig, get_peft_model
+        from peft import LoraConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
     except ImportError as error:
         raise MissingExtraError("model.lora needs the peft package: pip install peft") from error
     assert config.lora is not None
@@ -79,13 +78,17 @@ def _add_lora(model: Any, config: ModelConfig) -> Any:
     pattern = f"({'|'.join(keep)})\\.({names})"
     with torch.random.fork_rng():
         torch.manual_seed(config.lora.seed)
-        return get_peft_model(model, LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, bias="none",
-                                                lora_dropout=config.lora.dropout, target_modules=pattern,
-                                                task_type="CAUSAL_LM"))
+        adapted = get_peft_model(model, LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, bias="none",
+                                                   lora_dropout=config.lora.dropout, target_modules=pattern,
+                                                   task_type="CAUSAL_LM"))
+    if weights is not None:
+        set_peft_model_state_dict(adapted, load_peft_weights(str(weights / "adapter"), device=str(model.device)))
+    return adapted
 
 
-def _device_and_precision(config: ModelConfig) -> tuple[torch.device, torch.dtype, torch.dtype | None]:
-    device = torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+def _device_and_precision(config: ModelConfig, device: torch.device | None) -> tuple[torch.device, torch.dtype,
+                                                                                    torch.dtype | None]:
+    device = device or torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
     choice = config.dtype if config.dtype != "auto" else ("bf16" if bf16 else "fp32")
     if choice == "bf16" and device.type == "cuda" and not bf16:
@@ -97,43 +100,52 @@ def _device_and_precision(config: ModelConfig) -> tuple[torch.device, torch.dtyp
     return device, torch.bfloat16 if config.lora else torch.float32, torch.bfloat16
 
 
-def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_reference: bool = False,
-                trainable: bool = True) -> Policy:
-    """Load model and processor from a folder or hub name and make a Policy.
+def _load_model(path: str, config: ModelConfig, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForImageTextToText
 
-    With `needs_reference` and no LoRA a frozen copy of the loaded weights is kept for the KL term. Raises ConfigError
-    for an unknown architecture, path, part or template.
-    """
-    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+    attention = {"text_config": register_attention(), "vision_config": config.attn, "": ATTENTION_NAME}
+    return AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation=attention)
+
+
+def _model_type(path: str) -> str:
+    from transformers import AutoConfig
 
     try:
-        model_type = AutoConfig.from_pretrained(config.path).model_type
+        return AutoConfig.from_pretrained(path).model_type
     except (OSError, ValueError) as error:
-        raise ConfigError(f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{config.path}': "
+        raise ConfigError(f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{path}': "
                           f"{error}") from error
-    template = template_for(model_type, config)
-    device, dtype, autocast = _device_and_precision(config)
-    attention = {"text_config": register_attention(), "vision_config": config.attn, "": ATTENTION_NAME}
-    model = AutoModelForImageTextToText.from_pretrained(config.path, dtype=dtype, attn_implementation=attention)
+
+
+def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_reference: bool = False,
+                trainable: bool = True, device: torch.device | None = None, weights: Path | None = None) -> Policy:
+    """Load model and processor from a folder or hub name and make a Policy.
+
+    With `needs_reference` and no LoRA a frozen copy of the weights at config.path is kept for the KL term. `weights` is
+    a checkpoint folder to continue from: full weights, or the adapter/ folder of a LoRA run. Raises ConfigError for an
+    unknown architecture, path, part or template.
+    """
+    from transformers import AutoProcessor
+
+    template = template_for(_model_type(config.path), config)
+    device, dtype, autocast = _device_and_precision(config, device)
+    lora = config.lora is not None and trainable
+    model = _load_model(str(weights) if weights is not None and not lora else config.path, config, dtype).to(device)
     processor = AutoProcessor.from_pretrained(config.path)
-    model.to(device)
     reference = None
     if not trainable:
         model.requires_grad_(False)
-    elif config.lora:
-        freeze_parts(model, config.freeze)
-        model = _add_lora(model, config)
     else:
-        if needs_reference:
-            reference = copy.deepcopy(model).requires_grad_(False).eval()
+        if needs_reference and not lora:
+            reference = _load_model(config.path, config, dtype).to(device).requires_grad_(False).eval()
         freeze_parts(model, config.freeze)
+        model = _add_lora(model, config, weights) if lora else model
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if config.gradient_checkpointing if config.gradient_checkpointing is not None else device.type == "cuda":
-        base = model.get_base_model() if config.lora and trainable else model
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if config.lora and trainable:
+        if lora:
             base.enable_input_require_grads()
     model.eval()
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     encoder = Encoder(processor, base.model.get_rope_index, template, max_prompt_tokens=config.max_prompt_tokens,
                       max_pixels=data.max_pixels if data else None, min_pixels=data.min_pixels if data else None,
                       cache_bytes=int((data.prompt_cache_gib if data else 1.0) * 2**30))

@@ -17,7 +17,9 @@ from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
 from mmrl.media import image_size
 from mmrl.types import Sample
 
-__all__ = ["Readout", "Rejected", "RowError", "SizeOf", "check_box", "check_frame", "collect", "resolve_image", "text_of"]
+__all__ = [
+    "Readout", "Rejected", "RowError", "SizeOf", "check_box", "check_frame", "collect", "resolve_image", "text_of",
+]
 
 Box = tuple[float, float, float, float]
 SizeOf = Callable[[str], tuple[int, int]]
@@ -110,7 +112,8 @@ def check_box(values: Any, frame: CoordFrame, orig_wh: tuple[int, int]) -> Box:
         raise RowError("pixels of the original picture", shown, "the values look like shares: declare frame rel1")
     if min(x1, y1) < -1 or x2 > width + 1 or y2 > height + 1:
         if frame is CoordFrame.ABS_ORIG:
-            mend = "declare frame rel1000 if these are thousandths" if 0 <= min(box) and max(box) <= 1000 else "correct it"
+            thousandths = min(box) >= 0 and max(box) <= 1000
+            mend = "declare frame rel1000 if these are thousandths" if thousandths else "correct it"
         else:
             mend = "declare frame abs_orig if these are pixels"
         raise RowError("a box inside the picture", shown, mend)
@@ -133,7 +136,8 @@ def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], conve
             sizes[path] = image_size(path)
         return sizes[path]
 
-    readout, first_row = Readout(), {}
+    first_row: dict[str, int] = {}
+    readout = Readout()
     for number, row in rows:
         try:
             if isinstance(row, Exception):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mmrl.errors import DataError, did_you_mean
+from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.types import Sample
 from tasks.readers.common import (
     Readout,
@@ -33,7 +33,7 @@ _KEYS = ("id", "image", "images", "question", "answer", "frame", "source", "para
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line number from 1, object) of a JSON Lines file; a broken line yields its RowError instead. Blank lines skipped.
+    """(line number from 1, object) of a JSON Lines file; a broken line yields its RowError. Blank lines skipped.
 
     Raises DataError when the file cannot be opened.
     """
@@ -75,12 +75,19 @@ def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: 
         raise RowError("'params' as an object", repr(params)[:80], "write {...} or leave it out")
     index = params.get("image_index", 0)
     if type(index) is not int or not 0 <= index < len(images):
-        raise RowError(f"params.image_index in 0..{len(images) - 1}", repr(index), "name the picture the box belongs to")
+        raise RowError(f"params.image_index in 0..{len(images) - 1}", repr(index), "name the picture of the box")
     if "answer" not in row:
         raise RowError("'answer' with a box [x1, y1, x2, y2]", "no answer", "add it")
-    sizes = [size_of(image) for image in images]
+    try:
+        frame = check_frame(row.get("frame", default_frame))
+    except ConfigError as err:
+        raise RowError("a known coordinate frame", str(err), "correct 'frame'") from err
+    sizes = [size_of(image) for image in images]  # all of them: a missing second picture is an error as well
     width, height = sizes[index]
-    box = check_box(row["answer"], check_frame(row.get("frame", default_frame)), (width, height))
+    if (params.get("width", width), params.get("height", height)) != (width, height):
+        raise RowError(f"params.width and params.height as the picture has them, {width} x {height}",
+                       f"{params.get('width')} x {params.get('height')}", "is it the right picture? else remove them")
+    box = check_box(row["answer"], frame, (width, height))
     return Sample(
         id=str(row.get("id", f"{stem}-{number}")), task=task, source=str(row.get("source", stem)),
         question=text_of(row.get("question"), "question"), answer=list(box), images=images,

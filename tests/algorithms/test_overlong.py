@@ -1,8 +1,11 @@
-"""Overlong completions: who stays in the loss, and DAPO's soft punishment. Run: pytest tests/algorithms/test_overlong.py"""
+"""Overlong completions: who stays in the loss, and DAPO's soft punishment.
+
+Run: pytest tests/algorithms/test_overlong.py
+"""
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.algorithms import OverlongSettings, overlong_penalty, soft_overlong_penalty, trajectory_in_loss
@@ -38,6 +41,7 @@ def test_soft_punishment_at_the_paper_s_corners() -> None:
     assert [soft_overlong_penalty(n, 100, 20) for n in lengths] == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0, -1.0]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3000), st.integers(1, 1000), st.data())
 def test_soft_punishment_is_bounded_and_falls_with_length(length: int, max_length: int, data) -> None:
     cache = data.draw(st.integers(1, max_length))
@@ -50,7 +54,7 @@ def test_soft_punishment_is_bounded_and_falls_with_length(length: int, max_lengt
 def test_soft_punishment_equals_trl() -> None:
     rewards = pytest.importorskip("trl.rewards")
     theirs = rewards.get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=20)
-    lengths = list(range(0, 130, 7)) + [80, 81, 100]
+    lengths = [*range(0, 130, 7), 80, 81, 100]
     assert [soft_overlong_penalty(n, 100, 20) for n in lengths] == pytest.approx(
         theirs(completion_ids=[[1] * n for n in lengths]))
 

@@ -1,0 +1,111 @@
+"""Atomic checkpoints: a folder appears complete or not at all; kept are the last k and the best.
+
+    RUN/checkpoints/step_000050/   model, tokenizer and processor in Hugging Face format (transformers and vLLM load it)
+                     .../trainer/  optimizer and run state, to resume bit for bit
+    RUN/checkpoints/best           link to the best one by eval.best_metric
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmrl.errors import CheckpointError
+from mmrl.policy.policy import Policy
+
+__all__ = ["Checkpoints"]
+
+_NAME = re.compile(r"step_(\d{6,})")
+
+
+class Checkpoints:
+    """The checkpoints folder of a run."""
+
+    def __init__(self, folder: Path, keep_last: int) -> None:
+        self.folder, self.keep_last = folder, keep_last
+
+    def steps(self) -> list[int]:
+        """Steps of all complete checkpoints, ascending."""
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.fullmatch(p.name) for p in self.folder.iterdir() if p.is_dir() and not p.is_symlink())
+        return sorted(int(m.group(1)) for m in found if m)
+
+    def path(self, step: int) -> Path:
+        """Folder of the checkpoint of `step`."""
+        return self.folder / f"step_{step:06d}"
+
+    def save(self, step: int, policy: Policy, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Path:
+        """Write the checkpoint of `step`, then remove those no longer kept.
+
+        Raises CheckpointError (disk full, no permission) and leaves earlier checkpoints untouched.
+        """
+        partial = self.folder / f".partial-step_{step:06d}"
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            (partial / "trainer").mkdir(parents=True)
+            policy.save(partial)
+            torch.save(optimizer.state_dict(), partial / "trainer" / "optimizer.pt")
+            (partial / "trainer" / "state.json").write_text(json.dumps(state), encoding="utf-8")
+            for file in sorted(partial.rglob("*")):
+                _sync(file)
+            shutil.rmtree(self.path(step), ignore_errors=True)  # a resumed run writes the same step again
+            os.replace(partial, self.path(step))
+            _sync(self.folder)
+        except Exception as error:
+            # safetensors reports a full disk by its own exception type, so the cause cannot be told by class
+            shutil.rmtree(partial, ignore_errors=True)
+            free = shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0
+            raise CheckpointError(
+                f"cannot write the checkpoint of step {step} to {self.folder} ({free / 2**30:.2f} GiB free): {error}. "
+                f"Earlier checkpoints ({', '.join(map(str, self.steps())) or 'none'}) are untouched; free space, then "
+                "continue with --resume") from error
+        self._prune()
+        return self.path(step)
+
+    def mark_best(self, step: int) -> None:
+        """Point `best` at the checkpoint of `step`, atomically."""
+        link = self.folder / f".best-{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.path(step).name)
+        os.replace(link, self.folder / "best")
+        self._prune()
+
+    def load_state(self, step: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Restore the optimizer and return the run state saved with the checkpoint of `step`."""
+        folder = self.path(step) / "trainer"
+        try:
+            optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
+            return json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise CheckpointError(f"cannot read the checkpoint {folder.parent}: {error}; remove that folder to resume "
+                                  f"from an earlier one (complete: {', '.join(map(str, self.steps()))})") from error
+
+    def clean(self) -> None:
+        """Remove what a killed process left half-written."""
+        if self.folder.is_dir():
+            for leftover in self.folder.glob(".partial-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def _prune(self) -> None:
+        best = self.folder / "best"
+        keep = {self.path(s) for s in self.steps()[-self.keep_last:]}
+        if best.is_symlink():
+            keep.add(self.folder / os.readlink(best))
+        for step in self.steps():
+            if self.path(step) not in keep:
+                shutil.rmtree(self.path(step))
+
+
+def _sync(path: Path) -> None:
+    """Force a file or folder to disk before the rename that makes it count."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

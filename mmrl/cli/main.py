@@ -1,0 +1,142 @@
+"""The `mmrl` command: train, sft, eval, score, report, tasks, config, doctor.
+
+    mmrl train configs/grounding.yaml train.steps=50 model.path=Qwen/Qwen2.5-VL-3B-Instruct
+
+Errors a user can mend are printed without a traceback (exit status 2; MMRL_TRACEBACK=1 shows it).
+"""
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from mmrl.errors import MMRLError
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
+                  help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.")
+tasks_app = typer.Typer(no_args_is_help=True, help="List tasks and check that they keep the contract.")
+app.add_typer(tasks_app, name="tasks")
+
+Overrides = Annotated[Optional[list[str]], typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
+ConfigFile = Annotated[Path, typer.Argument(help="configuration file (see configs/)")]
+
+
+@app.command()
+def train(config: ConfigFile, overrides: Overrides = None,
+          resume: Annotated[bool, typer.Option(help="continue from the last checkpoint of the run")] = False,
+          overwrite: Annotated[bool, typer.Option(help="replace an existing run of the same name")] = False,
+          quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
+    """Fine-tune with GRPO, evaluate before and after, write metrics, checkpoints and the report."""
+    from mmrl.cli.run import train_command
+
+    train_command(config, overrides or [], resume=resume, overwrite=overwrite, quiet=quiet)
+
+
+@app.command()
+def sft(config: ConfigFile, overrides: Overrides = None,
+        out: Annotated[Path, typer.Option(help="folder for the trained model")] = Path("runs/sft/model"),
+        quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
+    """Supervised warm start on the gold answers of the training data."""
+    from mmrl.cli.run import sft_command
+
+    sft_command(config, overrides or [], out, quiet=quiet)
+
+
+@app.command(name="eval")
+def evaluate(
+        checkpoint: Annotated[str, typer.Argument(help="model folder or hub name")],
+        task: Annotated[str, typer.Option(help="task name, package/name or file.py:Name")],
+        data: Annotated[list[Path], typer.Option(help="data file or folder; may be given several times")],
+        out: Annotated[Optional[Path], typer.Option(help="output folder; default CHECKPOINT/eval or runs/eval")] = None,
+        config: Annotated[Optional[Path], typer.Option(help="take model, rollout and task settings from here")] = None,
+        overrides: Overrides = None,
+        samples: Annotated[int, typer.Option(help="sampled completions per prompt for avg@k; 0: greedy only")] = 0,
+        limit: Annotated[Optional[int], typer.Option(help="first n samples")] = None) -> None:
+    """Evaluate a checkpoint on held-out data; writes results.json and predictions.jsonl."""
+    from mmrl.cli.run import eval_command
+
+    eval_command(checkpoint, task, data, out, config, overrides or [], samples, limit)
+
+
+@app.command()
+def score(file: Annotated[Path, typer.Argument(help="rollouts/*.jsonl or predictions.jsonl of a run")],
+          task: Annotated[Optional[str], typer.Option(help="score with this task instead of the logged one")] = None,
+          param: Annotated[Optional[list[str]], typer.Option(help="task parameter, for example mode=dynamic")] = None,
+          out: Annotated[Optional[Path], typer.Option(help="where to write the new scores (jsonl)")] = None) -> None:
+    """Score logged completions again, offline: what would this reward have said?"""
+    from mmrl.cli.offline import score_command
+
+    score_command(file, task, param or [], out)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="folder of a run")]) -> None:
+    """Write RUN/report.html: one self-contained page with curves, pictures and timing."""
+    from mmrl.report import build_report
+
+    typer.echo(f"report: {build_report(run)}")
+
+
+@app.command(name="config")
+def show_config(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Print the resolved configuration, every key with its value."""
+    import yaml
+
+    from mmrl.config import load_config
+
+    typer.echo(yaml.safe_dump(load_config(config, overrides or []).model_dump(mode="json"), sort_keys=False), nl=False)
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False) -> None:
+    """Say what this machine can do, and how to mend what is missing."""
+    from mmrl.doctor import main as run
+
+    raise typer.Exit(run(["--json"] if as_json else []))
+
+
+@tasks_app.command("list")
+def tasks_list() -> None:
+    """Every task name and where it comes from."""
+    from mmrl.registry import task_names
+
+    for name, origin in task_names().items():
+        typer.echo(f"{name:24} {origin}")
+
+
+@tasks_app.command("check")
+def tasks_check(
+        name: Annotated[str, typer.Argument(help="task name, package/name or file.py:Name")],
+        data: Annotated[Optional[Path], typer.Option(help="your data; default: the task's own examples")] = None,
+        model: Annotated[Optional[str], typer.Option(help="model whose template and processor to use")] = None,
+        param: Annotated[Optional[list[str]], typer.Option(help="task parameter, for example mode=dynamic")] = None,
+        out: Annotated[Path, typer.Option(help="folder for pictures with boxes drawn")] = Path("runs/check"),
+        limit: Annotated[int, typer.Option(help="samples to check")] = 200) -> None:
+    """Gold answers score 1, wrong ones 0, garbage 0 with a reason; prompts fit; boxes drawn to look at."""
+    from mmrl.cli.offline import check_command
+
+    check_command(name, data, model, param or [], out, limit)
+
+
+def main() -> None:
+    """Entry point of the console command."""
+    from mmrl.startup import check_shadowing
+
+    try:
+        check_shadowing()
+        app()
+    except MMRLError as error:
+        if os.environ.get("MMRL_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted; continue with --resume", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

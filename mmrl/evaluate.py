@@ -1,0 +1,166 @@
+"""Held-out evaluation: greedy and sampled (avg@k), confidence intervals, every completion written down.
+
+    mmrl eval runs/demo/checkpoints/best --task grounding --data eval.jsonl
+
+Intervals: cluster bootstrap over samples at 95 % (k completions of one sample are not independent). A sample whose
+picture cannot be read counts as a failure, in every denominator.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmrl.data import LoadedSource
+from mmrl.errors import DataError, MediaError
+from mmrl.policy.policy import Policy
+from mmrl.rollout import Request, RolloutEngine, SamplingSettings
+from mmrl.runlog import versions, write_json
+from mmrl.scoring import ScoreJob, Scorer
+from mmrl.stats import bootstrap_mean
+from mmrl.types import Completion, RewardContext, Sample, Score, StopReason
+from mmrl.world import World
+
+__all__ = ["EvalSettings", "Evaluation", "evaluate", "write_evaluation"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSettings:
+    """How to evaluate; `samples` completions per prompt at the sampling temperature, beside one greedy answer."""
+
+    sampling: SamplingSettings
+    samples: int = 8
+    seed: int = 0
+    limit: int | None = None
+    greedy: bool = True
+
+
+@dataclasses.dataclass
+class Evaluation:
+    """results.json (`results`) and predictions.jsonl (`predictions`) in memory."""
+
+    results: dict[str, Any]
+    predictions: list[dict[str, Any]]
+
+    def metric(self, name: str) -> float | None:
+        """'sampled/iou' -> its mean; None when it was not measured."""
+        mode, _, metric = name.partition("/")
+        return self.results.get(mode, {}).get(metric, {}).get("mean")
+
+
+def evaluate(policy: Policy, engine: RolloutEngine, scorer: Scorer, sources: Sequence[LoadedSource],
+             settings: EvalSettings, *, step: int = 0, world: World | None = None, first_key: int = 0) -> Evaluation:
+    """Score the policy on all samples of `sources` (the first `limit` of each). The same on every process.
+
+    `first_key` is the number of the first source among the scorer's tasks.
+    """
+    rank, size = (world.rank, world.size) if world else (0, 1)
+    rows: list[dict[str, Any]] = []
+    for key, source in enumerate(sources, first_key):
+        mine = list(enumerate(source.samples[: settings.limit]))[rank::size]
+        rows += _evaluate_source(policy, engine, scorer, key, source, mine, settings)
+    if world is not None:
+        rows = world.gather(rows)
+    rows.sort(key=lambda r: (r["_order"], r["mode"], r["_number"]))
+    return Evaluation(_summarize(rows, sources, settings, policy, step, first_key), [_public(r) for r in rows])
+
+
+def _evaluate_source(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: int, source: LoadedSource,
+                     samples: Sequence[tuple[int, Sample]], settings: EvalSettings) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    plan: list[tuple[int, Sample, str, tuple]] = []
+    requests: list[Request] = []
+    for order, sample in samples:
+        try:
+            prompt = policy.encoder(sample, source.task)
+        except (MediaError, DataError) as error:
+            modes = [("greedy", 1 if settings.greedy else 0), ("sampled", settings.samples)]
+            failure = Score.failure(f"input_error: {error}", source.task.part_names)
+            rows += [_row(key, order, sample, mode, n, None, failure) for mode, count in modes for n in range(count)]
+            continue
+        if settings.greedy:
+            requests.append(Request(prompt, 1, greedy=True))
+            plan.append((order, sample, "greedy", prompt.images))
+        if settings.samples:
+            noise_key = (settings.seed, 5, zlib.crc32(f"{sample.source}/{sample.id}".encode()))
+            requests.append(Request(prompt, settings.samples, noise_key))
+            plan.append((order, sample, "sampled", prompt.images))
+    completions = engine.generate(requests, settings.sampling) if requests else []
+    flat = [(order, sample, mode, number, completion, images)
+            for (order, sample, mode, images), group in zip(plan, completions, strict=True)
+            for number, completion in enumerate(group)]
+    jobs = [ScoreJob(key, sample, completion.text, RewardContext(
+                1, 1, policy.template.frame, images, completion.stop, len(completion.token_ids),
+                settings.sampling.max_new_tokens)) for _, sample, _, _, completion, images in flat]
+    for (order, sample, mode, number, completion, _), score in zip(flat, scorer.score(jobs), strict=True):
+        rows.append(_row(key, order, sample, mode, number, completion, score))
+    return rows
+
+
+def _row(key: int, order: int, sample: Sample, mode: str, number: int, completion: Completion | None,
+         score: Score) -> dict[str, Any]:
+    return {
+        "id": sample.id, "source": sample.source, "task": sample.task, "question": sample.question,
+        "images": list(sample.images), "mode": mode, "text": completion.text if completion else "",
+        "stop": (completion.stop if completion else StopReason.ERROR).value,
+        "num_tokens": len(completion.token_ids) if completion else 0, "score": dataclasses.asdict(score),
+        "_order": (key, order), "_number": number, "_score": score}
+
+
+def _public(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if not k.startswith("_")}
+
+
+def _estimates(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
+    """Mean with interval of the reward and of every metric, clustered by sample."""
+    clusters = [f"{r['source']}/{r['id']}" for r in rows]
+    columns: dict[str, list[float]] = {"reward": [r["_score"].value for r in rows],
+                                       "parse_rate": [float(r["_score"].parsed) for r in rows]}
+    for name in sorted({m for r in rows for m in r["_score"].metrics}):
+        columns[name] = [float(r["_score"].metrics.get(name, 0.0)) for r in rows]
+    return {name: dataclasses.asdict(bootstrap_mean(values, level=0.95, seed=seed, clusters=clusters))
+            for name, values in columns.items()}
+
+
+def _summarize(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource], settings: EvalSettings,
+               policy: Policy, step: int, first_key: int) -> dict[str, Any]:
+    results: dict[str, Any] = {
+        "step": step, "task": ", ".join(sorted({s.task.name for s in sources})),
+        "protocol": {
+            "data": [{"path": s.config.path, "samples": len(s.samples[: settings.limit]), "rejected": len(s.rejected)}
+                     for s in sources],
+            "template": policy.template.name, "frame": policy.template.frame.value, "samples_per_prompt": settings.samples,
+            "seed": settings.seed, **dataclasses.asdict(settings.sampling),
+            "interval": "95 % cluster bootstrap over samples", "versions": versions()},
+        "per_source": {}}
+    for mode in ("greedy", "sampled"):
+        chosen = [r for r in rows if r["mode"] == mode]
+        if not chosen:
+            continue
+        results[mode] = _estimates(chosen, settings.seed)
+        reasons: dict[str, int] = defaultdict(int)
+        for r in chosen:
+            if r["_score"].reason:
+                reasons[r["_score"].reason.partition(":")[0]] += 1
+        results.setdefault("failures", {})[mode] = dict(reasons)
+        for key, source in enumerate(sources, first_key):
+            summary = source.task.summarize([r["_score"] for r in chosen if r["_order"][0] == key])
+            results.setdefault("summary", {}).setdefault(mode, {})[source.config.path] = dict(summary)
+        for name in sorted({r["source"] for r in chosen}):
+            part = _estimates([r for r in chosen if r["source"] == name], settings.seed)
+            prefix = "" if mode == "greedy" or "greedy" not in results else "sampled/"
+            results["per_source"].setdefault(name, {}).update({f"{prefix}{k}": v for k, v in part.items()})
+    return results
+
+
+def write_evaluation(evaluation: Evaluation, folder: Path) -> None:
+    """Write predictions.jsonl, then results.json: its existence means that the evaluation is complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "predictions.jsonl").open("w", encoding="utf-8") as file:
+        for row in evaluation.predictions:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    write_json(folder / "results.json", evaluation.results)

@@ -1,0 +1,123 @@
+"""The folder of a run: everything the report, `mmrl score` and a resume need, as plain text files.
+
+    config.yaml  run.json  metrics.jsonl  alarms.jsonl  failures.jsonl  rejected.jsonl  gallery.json
+    rollouts/step_000010.jsonl   eval/step_000000/{results.json, predictions.jsonl}   checkpoints/   report.html
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mmrl.config import RunConfig
+from mmrl.errors import ConfigError
+from mmrl.schedule import score_of
+from mmrl.types import Group
+
+__all__ = ["RunFolder", "rollout_rows", "versions", "write_json"]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def versions() -> dict[str, str]:
+    """Versions that can change a number."""
+    names = ("mmrl", "torch", "transformers", "accelerate", "peft", "numpy", "pillow", "tokenizers")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_tokens: int) -> list[dict[str, Any]]:
+    """Logged completions, with all that `mmrl score` needs to score them again."""
+    rows = []
+    for group in groups:
+        for trajectory in group.trajectories:
+            turn, score = trajectory.turns[-1], score_of(trajectory)
+            rows.append({
+                "step": group.key[0], "total_steps": total_steps, "sample": dataclasses.asdict(group.sample),
+                "text": turn.text, "stop": turn.stop.value, "num_tokens": trajectory.num_tokens, "max_tokens": max_tokens,
+                "frame": frame, "score": dataclasses.asdict(score)})
+    return rows
+
+
+class RunFolder:
+    """Creates, continues and writes the folder of a run."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.path = Path(config.dir) / config.name
+
+    def prepare(self, *, resume: bool, overwrite: bool) -> None:
+        """Make the folder. Raises ConfigError when it holds another run and neither resume nor overwrite was asked."""
+        used = (self.path / "metrics.jsonl").exists() or (self.path / "run.json").exists()
+        if used and overwrite and not resume:
+            shutil.rmtree(self.path)
+        elif used and not resume:
+            raise ConfigError(f"{self.path} already holds a run; continue it with --resume, replace it with --overwrite, "
+                              "or choose another name=")
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def start(self, *, total_steps: int, resumed_at: int | None) -> None:
+        """Write config.yaml and run.json."""
+        (self.path / "config.yaml").write_text(
+            yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+        info = {
+            "name": self.config.name, "command": " ".join(sys.argv), "started": datetime.now(timezone.utc).isoformat(),
+            "versions": versions(), "machine": {"platform": platform.platform(), "cpu": platform.processor() or
+                                                platform.machine(), "cores": os.cpu_count()},
+            "model": self.config.model.path, "task": ", ".join(sorted({s.task for s in self.config.data.train})),
+            "total_steps": total_steps, "resumed_at": resumed_at, "status": "running"}
+        write_json(self.path / "run.json", info)
+
+    def finish(self, status: str) -> None:
+        """Set the status in run.json (finished, interrupted, failed)."""
+        info = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        write_json(self.path / "run.json", {**info, "status": status})
+
+    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows to a jsonl file of the run."""
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Forget everything after `step`: it will be written again, identically, by the resumed run."""
+        for name in ("metrics.jsonl", "alarms.jsonl", "failures.jsonl"):
+            file = self.path / name
+            if file.exists():
+                lines = [line for line in file.read_text(encoding="utf-8").split("\n") if _step_of(line, step + 1) <= step]
+                partial = file.with_name(f".{name}.partial")
+                partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+                os.replace(partial, file)
+        for folder in (self.path / "eval", self.path / "rollouts"):
+            for entry in folder.glob("step_*") if folder.is_dir() else ():
+                if int(entry.stem.removeprefix("step_")) > step:
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _step_of(line: str, otherwise: int) -> int:
+    """Step of a jsonl line; a line cut short by a kill counts as `otherwise`."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return otherwise

@@ -1,0 +1,171 @@
+"""Run rewards where they can do no harm: in worker processes with a deadline per completion.
+
+A reward that raises, hangs or kills its process costs its completion a recorded zero (reason `reward_error`,
+`reward_timeout`, `reward_crash`) and nothing else. With workers=0 rewards run in this process, without a deadline.
+"""
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from mmrl.errors import RewardError
+from mmrl.registry import task_from_spec
+from mmrl.task import Task
+from mmrl.types import RewardContext, Sample, Score
+
+__all__ = ["ScoreJob", "Scorer", "is_reward_failure", "score_one"]
+
+_START_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """One completion to score: `key` names the task (index of its data source)."""
+
+    key: int
+    sample: Sample
+    text: str
+    ctx: RewardContext
+
+
+def is_reward_failure(score: Score) -> bool:
+    """True when the reward itself failed (raised, hung, died, left [0, 1]), as opposed to a text it could not parse."""
+    return (score.reason or "").startswith("reward_")
+
+
+def score_one(task: Task, job: ScoreJob) -> Score:
+    """task.score with every exception, non-finite or out-of-range value turned into a recorded failure."""
+    try:
+        score = task.score(job.sample, job.text, job.ctx)
+        if not isinstance(score, Score):
+            raise TypeError(f"expected a mmrl.Score, found {type(score).__name__}")
+        if not 0.0 <= score.value <= 1.0:
+            raise ValueError(f"expected a value in [0, 1], found {score.value}")
+    except Exception as error:  # user code: whatever it raises is recorded on the sample and counted by the trainer
+        return Score.failure(f"reward_error: {type(error).__name__}: {error}"[:500], task.part_names)
+    return score
+
+
+def _serve(connection: Connection, specs: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    try:
+        tasks = [task_from_spec(spec, params) for spec, params in specs]
+    except BaseException as error:
+        connection.send(f"{type(error).__name__}: {error}")
+        raise
+    connection.send(None)
+    while (jobs := connection.recv()) is not None:
+        for job in jobs:
+            connection.send(score_one(tasks[job.key], job))
+
+
+class _Worker:
+    """One process and its pipe; `pending` are indices of jobs sent but not answered, oldest first."""
+
+    def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        self.specs = specs
+        self.pending: list[int] = []
+        self.deadline = float("inf")
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")  # fork is unsafe beside torch threads
+        self.connection, child = context.Pipe()
+        self.process = context.Process(target=_serve, args=(child, self.specs), daemon=True, name="mmrl-reward")
+        self.process.start()
+        child.close()
+        self.ready = False
+
+    def wait_ready(self) -> None:
+        if self.ready:
+            return
+        try:
+            answer = self.connection.recv() if self.connection.poll(_START_TIMEOUT_S) else "no answer"
+        except EOFError:
+            answer = "the process died"
+        if answer is not None:
+            raise RewardError(f"a reward worker did not start ({answer}); set reward.workers=0 to see the full traceback")
+        self.ready = True
+
+    def restart(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+        self._start()
+
+    def send(self, jobs: Mapping[int, ScoreJob], indices: list[int], timeout_s: float) -> None:
+        self.pending = list(indices)
+        if indices:
+            self.wait_ready()
+            self.connection.send([jobs[i] for i in indices])
+            self.deadline = time.monotonic() + timeout_s
+
+    def close(self) -> None:
+        if self.process.is_alive():
+            try:
+                self.connection.send(None)
+                self.process.join(5)
+            except OSError:
+                pass  # already gone: nothing to ask it to do
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+class Scorer:
+    """Scores completions with the tasks given as (registry name, parameters), in `workers` spawned processes."""
+
+    def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]], tasks: Sequence[Task], *, workers: int = 1,
+                 timeout_s: float = 10.0) -> None:
+        self.tasks, self.timeout_s = list(tasks), timeout_s
+        self._workers = [_Worker(specs) for _ in range(workers)]
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
+        """One Score per job, in order; every job gets one, whatever happens to the reward."""
+        if not self._workers:
+            return [score_one(self.tasks[job.key], job) for job in jobs]
+        table = dict(enumerate(jobs))
+        scores: dict[int, Score] = {}
+        share = -(-len(jobs) // len(self._workers))
+        for number, worker in enumerate(self._workers):
+            worker.send(table, list(range(number * share, min(len(jobs), (number + 1) * share))), self.timeout_s)
+        while busy := [w for w in self._workers if w.pending]:
+            now = time.monotonic()
+            ready = wait([w.connection for w in busy], max(0.0, min(w.deadline for w in busy) - now))
+            for worker in busy:
+                if worker.connection in ready:
+                    self._receive(worker, table, scores)
+                elif time.monotonic() >= worker.deadline:
+                    self._fail(worker, table, scores, f"reward_timeout: no answer within {self.timeout_s:g} s")
+        return [scores[i] for i in range(len(jobs))]
+
+    def _receive(self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score]) -> None:
+        try:
+            score = worker.connection.recv()
+        except (EOFError, OSError):
+            worker.process.join(5)
+            self._fail(worker, table, scores, f"reward_crash: the process died (exit code {worker.process.exitcode})")
+            return
+        scores[worker.pending.pop(0)] = score
+        worker.deadline = time.monotonic() + self.timeout_s
+
+    def _fail(self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score], reason: str) -> None:
+        index, *rest = worker.pending
+        scores[index] = Score.failure(reason, self.tasks[table[index].key].part_names)
+        worker.restart()
+        worker.send(table, rest, self.timeout_s)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,199 @@
+"""The training loop: groups in, optimizer steps out, metrics, alarms, evaluation, checkpoints, resume.
+
+    Trainer(load_config("configs/grounding.yaml")).fit()
+
+A run killed at any moment and resumed equals the uninterrupted run bit for bit (one CPU process): noise and order are
+functions of the seed and the step, and everything else is in the checkpoint.
+"""
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from mmrl.alarms import Alarm, AlarmBoard
+from mmrl.checkpoint import Checkpoints
+from mmrl.config import RunConfig
+from mmrl.data import load_sources, write_rejected
+from mmrl.errors import CheckpointError, ConfigError, MMRLError, RewardError
+from mmrl.evaluate import EvalSettings, Evaluation, evaluate, write_evaluation
+from mmrl.metrics import completion_records, step_metrics
+from mmrl.optim import build_optimizer
+from mmrl.policy.loading import load_policy
+from mmrl.rollout import PrefillOnceEngine
+from mmrl.runlog import RunFolder, rollout_rows, write_json
+from mmrl.schedule import SerialSchedule, sampling_settings
+from mmrl.scoring import Scorer
+from mmrl.trackers import Trackers
+from mmrl.update import Updater
+from mmrl.world import World
+
+__all__ = ["Trainer"]
+
+
+class Trainer:
+    """One run. `on_event(kind, payload)` is told 'start', 'step', 'eval', 'alarm', 'checkpoint' and 'end' (main process)."""
+
+    def __init__(self, config: RunConfig, *, resume: bool = False, overwrite: bool = False, on_event: Any = None) -> None:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.config, self.on_event = config, on_event or (lambda kind, payload: None)
+        self.world = World(torch.device(config.model.device) if config.model.device else None)
+        self.folder = RunFolder(config)
+        self.checkpoints = Checkpoints(self.folder.path / "checkpoints", config.train.keep_last)
+        if self.world.is_main:
+            self.folder.prepare(resume=resume, overwrite=overwrite)
+            self.checkpoints.clean()
+        self.world.barrier()
+        steps = self.checkpoints.steps() if resume else []
+        self.start_step = steps[-1] if steps else 0
+        torch.manual_seed(config.seed)
+        self.train_sources = load_sources(config.data.train, on_error=config.data.on_error)
+        self.eval_sources = load_sources(config.data.eval, on_error=config.data.on_error)
+        self.policy = load_policy(
+            config.model, config.data, needs_reference=config.algorithm.kl.coef > 0, device=self.world.device,
+            weights=self.checkpoints.path(self.start_step) if self.start_step else None)
+        self.optimizer = build_optimizer(self.policy.trainable(), config.optim)
+        self.engine = PrefillOnceEngine(self.policy)
+        self.alarms = AlarmBoard(config.alarms)
+        self.best: float | None = None
+
+    def fit(self) -> dict[str, Any]:
+        """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do."""
+        specs = [(s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)]
+        tasks = [s.task for s in (*self.train_sources, *self.eval_sources)]
+        trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
+        with Scorer(specs, tasks, workers=self.config.reward.workers, timeout_s=self.config.reward.timeout_s) as scorer:
+            self.scorer = scorer
+            self.schedule = SerialSchedule(self.config, self.policy, self.engine, scorer, self.train_sources, self.world)
+            self.updater = Updater(self.config, self.policy, self.optimizer, self.schedule.stream, self.world)
+            self._restore()
+            status = "failed"
+            try:
+                row = self._loop(trackers)
+                status = "finished"
+            except KeyboardInterrupt:
+                status = "interrupted"
+                raise
+            finally:
+                if self.world.is_main:
+                    self.folder.finish(status)
+                trackers.close()
+        self.on_event("end", {"row": row, "folder": self.folder.path})
+        return row
+
+    def _restore(self) -> None:
+        step = self.start_step
+        if step:
+            state = self.checkpoints.load_state(step, self.optimizer)
+            if state["steps"] != self.config.train.steps or state["seed"] != self.config.seed:
+                raise ConfigError(f"cannot resume: the run was started with train.steps={state['steps']} and seed="
+                                  f"{state['seed']}, found {self.config.train.steps} and {self.config.seed}")
+            self.schedule.load_state_dict(state["schedule"])
+            self.alarms.load_state_dict(state["alarms"])
+            self.updater.updates, self.policy.version, self.best = state["updates"], state["version"], state["best"]
+        if self.world.is_main:
+            if step or (self.folder.path / "metrics.jsonl").exists():
+                self.folder.rewind(step if step else -1)
+            self.folder.start(total_steps=self.config.train.steps, resumed_at=step or None)
+            rejected = write_rejected([*self.train_sources, *self.eval_sources], self.folder.path / "rejected.jsonl")
+            self.on_event("start", {"step": step, "config": self.config, "rejected": rejected, "folder": self.folder.path,
+                                    "trainable": sum(p.numel() for _, p in self.policy.trainable())})
+        self.world.barrier()
+
+    def _loop(self, trackers: Trackers) -> dict[str, Any]:
+        c, row = self.config, {}
+        if self.start_step == 0:
+            self._evaluate(0, full=True)
+        for step in range(self.start_step + 1, c.train.steps + 1):
+            began = time.perf_counter()
+            self.policy.publish()
+            groups = list(self.schedule.groups(step))
+            tally = self.schedule.tally
+            update = self.updater.run(groups)
+            records = self.world.gather(completion_records(tally.groups))
+            self._check_rewards(records)
+            last = step == c.train.steps
+            seconds = {"rollout": tally.rollout_s, "reward": tally.reward_s, "logprobs": update.logprobs_s,
+                       "update": update.update_s, "total": time.perf_counter() - began}
+            row = {"step": step, **step_metrics(sorted(records, key=lambda r: r["key"]), tally, update, seconds)}
+            if last or (c.eval.every and step % c.eval.every == 0):
+                row.update(self._evaluate(step, full=last))
+            alarms = self._write(step, row, groups, trackers)
+            if last or (c.train.save_every and step % c.train.save_every == 0):
+                self._checkpoint(step, row)
+            if (stop := self.alarms.must_stop(alarms)) is not None:
+                raise MMRLError(f"stopped at step {step} by alarm '{stop.name}': {stop.message}")
+        return row
+
+    def _check_rewards(self, records: list[dict[str, Any]]) -> None:
+        broken = [r["reason"] for r in records if (r["reason"] or "").startswith("reward_")]
+        if broken and len(broken) > self.config.reward.max_failure_share * len(records):
+            raise RewardError(f"{len(broken)} of {len(records)} rewards failed in one step (limit reward.max_failure_share = "
+                              f"{self.config.reward.max_failure_share:g}); first: {broken[0]}")
+
+    def _write(self, step: int, row: dict[str, Any], groups: list[Any], trackers: Trackers) -> list[Alarm]:
+        alarms = self.alarms.check(step, row)
+        failures = self.world.gather(self.schedule.tally.failures)
+        if self.world.is_main:
+            self.folder.append("metrics.jsonl", [row])
+            self.folder.append("failures.jsonl", failures)
+            self._raise_alarms(alarms)
+            logged = rollout_rows(groups[: self.config.train.log_rollouts], self.policy.template.frame.value,
+                                  self.config.train.steps, self.config.rollout.max_new_tokens)
+            (self.folder.path / "rollouts").mkdir(exist_ok=True)
+            self.folder.append(f"rollouts/step_{step:06d}.jsonl", logged)
+            trackers.log(step, row)
+            self.on_event("step", row)
+        return alarms
+
+    def _raise_alarms(self, alarms: list[Alarm]) -> None:
+        self.folder.append("alarms.jsonl", [vars(a) for a in alarms])
+        for alarm in alarms:
+            self.on_event("alarm", alarm)
+
+    def _evaluate(self, step: int, *, full: bool) -> dict[str, Any]:
+        """Evaluate, write eval/step_*, and return the flat metrics that go into the step's row."""
+        if not self.eval_sources:
+            return {}
+        began, e = time.perf_counter(), self.config.eval
+        settings = EvalSettings(sampling_settings(self.config), e.samples, self.config.seed, None if full else e.limit)
+        offset = len(self.train_sources)
+        evaluation = evaluate(self.policy, self.engine, self.scorer, self.eval_sources, settings, step=step,
+                              world=self.world, first_key=offset)
+        if self.world.is_main:
+            write_evaluation(evaluation, self.folder.path / "eval" / f"step_{step:06d}")
+            if step == 0:
+                ids = list(dict.fromkeys(p["id"] for p in evaluation.predictions))[: e.gallery]
+                write_json(self.folder.path / "gallery.json", {"ids": ids})
+            self.on_event("eval", evaluation)
+        return {**_flat(evaluation), "time/eval": time.perf_counter() - began}
+
+    def _checkpoint(self, step: int, row: dict[str, Any]) -> None:
+        began = time.perf_counter()
+        metric = row.get(f"eval/{self.config.eval.best_metric}")
+        better = metric is not None and (self.best is None or metric > self.best)
+        if better:
+            self.best = metric
+        if self.world.is_main:
+            state = {"step": step, "steps": self.config.train.steps, "seed": self.config.seed, "best": self.best,
+                     "schedule": self.schedule.state_dict(), "alarms": self.alarms.state_dict(),
+                     "updates": self.updater.updates, "version": self.policy.version}
+            try:
+                path = self.checkpoints.save(step, self.policy, self.optimizer, state)
+            except CheckpointError as error:
+                if step == self.config.train.steps:
+                    raise
+                self._raise_alarms([Alarm(step, "checkpoint_failed", str(error), "error")])
+                return
+            if better:
+                self.checkpoints.mark_best(step)
+            self.on_event("checkpoint", {"step": step, "path": path, "seconds": time.perf_counter() - began})
+        self.world.barrier()
+
+
+def _flat(evaluation: Evaluation) -> dict[str, float]:
+    return {f"eval/{mode}/{name}": estimate["mean"] for mode in ("greedy", "sampled")
+            for name, estimate in evaluation.results.get(mode, {}).items()}
+
