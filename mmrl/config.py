@@ -17,7 +17,7 @@ from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["AlarmConfig", "AlgorithmConfig", "DataConfig", "DataSource", "EvalConfig", "KLConfig", "LoraSettings",
            "ModelConfig", "OptimConfig", "RewardConfig", "RolloutConfig", "RunConfig", "TrainConfig", "load_config",
-           "parse_overrides"]
+           "merge", "parse_overrides"]
 
 
 class _Section(BaseModel):
@@ -218,22 +218,25 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
 
 
 def _number_or_text(text: str) -> Any:
+    if text[:1] not in "0123456789.-+" or "e" not in text.lower():
+        return text  # also 'nan' and 'infinity', which float() would take
     try:
         return float(text)  # YAML 1.1 reads 1e-4 as text
     except ValueError:
         return text
 
 
-def _merge(base: Any, extra: Any) -> Any:
+def merge(base: Any, extra: Any) -> Any:
+    """`base` with the nested values of `extra` put over it; {'0': ...} reaches into a list. Raises ConfigError."""
     if isinstance(base, list) and isinstance(extra, dict) and all(str(k).isdigit() for k in extra):
         merged = list(base)
         for key, value in extra.items():
             if int(key) >= len(merged):
                 raise ConfigError(f"override index {key} is outside a list of {len(merged)}")
-            merged[int(key)] = _merge(merged[int(key)], value)
+            merged[int(key)] = merge(merged[int(key)], value)
         return merged
     if isinstance(base, dict) and isinstance(extra, dict):
-        return {**base, **{k: _merge(base[k], v) if k in base else v for k, v in extra.items()}}
+        return {**base, **{k: merge(base[k], v) if k in base else v for k, v in extra.items()}}
     return extra
 
 
@@ -243,9 +246,7 @@ def _fix_floats(node: Any) -> Any:
         return {k: _fix_floats(v) for k, v in node.items()}
     if isinstance(node, list):
         return [_fix_floats(v) for v in node]
-    if isinstance(node, str) and node[:1] in "0123456789.-+" and "e" in node.lower():
-        return _number_or_text(node)
-    return node
+    return _number_or_text(node) if isinstance(node, str) else node
 
 
 def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
@@ -281,11 +282,13 @@ def load_config(path: str | Path | None = None, overrides: list[str] | None = No
             tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
         except OSError as error:
             raise ConfigError(f"expected a configuration file, found '{path}': {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: expected a YAML file in UTF-8, found other bytes: {error}") from error
         except yaml.YAMLError as error:
             raise ConfigError(f"{path}: not valid YAML: {error}") from error
         if not isinstance(tree, dict):
             raise ConfigError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
-    tree = _merge(_fix_floats(tree), parse_overrides(overrides or []))
+    tree = merge(_fix_floats(tree), parse_overrides(overrides or []))
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:

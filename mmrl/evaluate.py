@@ -20,9 +20,10 @@ from mmrl.errors import DataError, MediaError
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.runlog import versions, write_json
+from mmrl.schedule import score_origin
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.stats import bootstrap_mean
-from mmrl.types import Completion, RewardContext, Sample, Score, StopReason
+from mmrl.types import RewardContext, Sample, Score, StopReason
 from mmrl.world import World
 
 __all__ = ["EvalSettings", "Evaluation", "evaluate", "write_evaluation"]
@@ -80,7 +81,10 @@ def _evaluate_source(policy: Policy, engine: RolloutEngine, scorer: Scorer, key:
         except (MediaError, DataError) as error:
             modes = [("greedy", 1 if settings.greedy else 0), ("sampled", settings.samples)]
             failure = Score.failure(f"input_error: {error}", source.task.part_names)
-            rows += [_row(key, order, sample, mode, n, None, failure) for mode, count in modes for n in range(count)]
+            unseen = RewardContext(1, 1, policy.template.frame, stop=StopReason.ERROR,
+                                   max_tokens=settings.sampling.max_new_tokens)
+            rows += [_row(source, ScoreJob(key, sample, "", unseen), failure, order, mode, n)
+                     for mode, count in modes for n in range(count)]
             continue
         if settings.greedy:
             requests.append(Request(prompt, 1, greedy=True))
@@ -96,19 +100,20 @@ def _evaluate_source(policy: Policy, engine: RolloutEngine, scorer: Scorer, key:
     jobs = [ScoreJob(key, sample, completion.text, RewardContext(
                 1, 1, policy.template.frame, images, completion.stop, len(completion.token_ids),
                 settings.sampling.max_new_tokens)) for _, sample, _, _, completion, images in flat]
-    for (order, sample, mode, number, completion, _), score in zip(flat, scorer.score(jobs), strict=True):
-        rows.append(_row(key, order, sample, mode, number, completion, score))
+    for (order, _, mode, number, _, _), job, score in zip(flat, jobs, scorer.score(jobs), strict=True):
+        rows.append(_row(source, job, score, order, mode, number))
     return rows
 
 
-def _row(key: int, order: int, sample: Sample, mode: str, number: int, completion: Completion | None,
-         score: Score) -> dict[str, Any]:
+def _row(source: LoadedSource, job: ScoreJob, score: Score, order: int, mode: str, number: int) -> dict[str, Any]:
+    """One line of predictions.jsonl, with all that `mmrl score` needs to score it again."""
+    sample, ctx = job.sample, job.ctx
     return {
         "id": sample.id, "source": sample.source, "task": sample.task, "question": sample.question,
-        "images": list(sample.images), "mode": mode, "text": completion.text if completion else "",
-        "stop": (completion.stop if completion else StopReason.ERROR).value,
-        "num_tokens": len(completion.token_ids) if completion else 0, "score": dataclasses.asdict(score),
-        "_order": (key, order), "_number": number, "_score": score}
+        "images": list(sample.images), "mode": mode, "text": job.text, "stop": ctx.stop.value,
+        "num_tokens": ctx.num_tokens, "max_tokens": ctx.max_tokens, "frame": ctx.frame.value,
+        **score_origin(source.config, ctx.images), "sample": dataclasses.asdict(sample),
+        "score": dataclasses.asdict(score), "_order": (job.key, order), "_number": number, "_score": score}
 
 
 def _public(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,5 +167,5 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "predictions.jsonl").open("w", encoding="utf-8") as file:
         for row in evaluation.predictions:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
     write_json(folder / "results.json", evaluation.results)

@@ -35,6 +35,8 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
     def decorate(cls: TaskClass) -> TaskClass:
         if not (isinstance(cls, type) and issubclass(cls, Task)):
             raise RegistryError(f"expected @register on a subclass of mmrl.Task, found {cls!r}")
+        if name in BUILT_IN and BUILT_IN[name] != f"{cls.__module__}:{cls.__qualname__}":
+            raise RegistryError(f"task name '{name}' is built in ({BUILT_IN[name]}); choose another")
         known = _registered.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise RegistryError(f"task name '{name}' is taken by {known.__module__}.{known.__qualname__}; choose another")

@@ -47,16 +47,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Logged completions, with all that `mmrl score` needs to score them again."""
+def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_tokens: int,
+                 origins: Mapping[tuple[int, int, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Logged completions, with all that `mmrl score` needs to score them again; `origins` are those of the tally."""
     rows = []
     for group in groups:
         for trajectory in group.trajectories:
             turn, score = trajectory.turns[-1], score_of(trajectory)
             rows.append({
                 "step": group.key[0], "total_steps": total_steps, "sample": dataclasses.asdict(group.sample),
-                "text": turn.text, "stop": turn.stop.value, "num_tokens": trajectory.num_tokens, "max_tokens": max_tokens,
-                "frame": frame, "score": dataclasses.asdict(score)})
+                "text": turn.text, "stop": turn.stop.value, "num_tokens": trajectory.num_tokens,
+                "max_tokens": max_tokens, "frame": frame, **origins.get(group.key, {}), "score": dataclasses.asdict(score)})
     return rows
 
 

@@ -5,6 +5,7 @@ step gets depends only on the seed and on earlier rewards, never on the number o
 """
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from mmrl.algorithms import (
     Verdict,
     overlong_penalty,
 )
-from mmrl.config import RunConfig
+from mmrl.config import DataSource, RunConfig
 from mmrl.data import LoadedSource, PromptStream
 from mmrl.errors import DataError, MediaError
 from mmrl.policy.encode import fingerprint
@@ -29,10 +30,10 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.task import Task
-from mmrl.types import Group, RewardContext, Score, StopReason, Trajectory
+from mmrl.types import Group, ImageSize, RewardContext, Score, StopReason, Trajectory
 from mmrl.world import World
 
-__all__ = ["SerialSchedule", "StepTally", "sampling_settings", "score_of", "training_rewards"]
+__all__ = ["SerialSchedule", "StepTally", "sampling_settings", "score_of", "score_origin", "training_rewards"]
 
 
 def sampling_settings(config: RunConfig) -> SamplingSettings:
@@ -55,6 +56,12 @@ def training_rewards(group: Group, config: RunConfig) -> list[float]:
     return rewards
 
 
+def score_origin(source: DataSource, images: Sequence[ImageSize]) -> dict[str, Any]:
+    """What a logged completion needs beside sample and text to be scored again: its task as configured, picture sizes."""
+    return {"task_spec": source.task, "task_params": dict(source.params),
+            "image_sizes": [dataclasses.asdict(size) for size in images]}
+
+
 @dataclass
 class StepTally:
     """What happened while a step's groups were made, on this process (`report` is the same on all)."""
@@ -66,6 +73,7 @@ class StepTally:
     report: StepReport | None = None
     failures: list[dict[str, Any]] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)  # every closed group, also those not trained on
+    origins: dict[tuple[int, int, int], dict[str, Any]] = field(default_factory=dict)  # by group key, see `score_origin`
 
 
 class SerialSchedule:
@@ -76,6 +84,7 @@ class SerialSchedule:
         self.config, self.policy, self.engine, self.scorer, self.world = config, policy, engine, scorer, world
         self.stream = PromptStream(sources, config.seed)
         self._task_key = {id(s.task): i for i, s in enumerate(sources)}
+        self._config_of = {id(s.task): s.config for s in sources}
         a = config.algorithm
         self.sampler = DynamicSampler(SamplerSettings(
             quota=config.train.prompts_per_step, max_attempts=a.max_rounds if a.dynamic_sampling else 1,
@@ -125,8 +134,9 @@ class SerialSchedule:
                          self.context(request.prompt.images, step, c.stop, len(c.token_ids)))
                 for (group, task), request, cs in zip(ready, requests, completions, strict=True) for c in cs]
         scores = iter(self.scorer.score(jobs))
-        for (group, _), request, cs in zip(ready, requests, completions, strict=True):
+        for (group, task), request, cs in zip(ready, requests, completions, strict=True):
             groups.append(replace(group, trajectories=tuple(Trajectory((c,), next(scores)) for c in cs)))
+            self.tally.origins[group.key] = score_origin(self._config_of[id(task)], request.prompt.images)
             self.tally.prompt_tokens += request.prompt.length
             self.tally.rollout_tokens += sum(len(c.token_ids) for c in cs)
         self.tally.reward_s += time.perf_counter() - began

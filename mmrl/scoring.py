@@ -5,10 +5,12 @@ A reward that raises, hangs or kills its process costs its completion a recorded
 """
 from __future__ import annotations
 
+import contextlib
+import math
 import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -43,11 +45,24 @@ def score_one(task: Task, job: ScoreJob) -> Score:
         score = task.score(job.sample, job.text, job.ctx)
         if not isinstance(score, Score):
             raise TypeError(f"expected a mmrl.Score, found {type(score).__name__}")
-        if not 0.0 <= score.value <= 1.0:
-            raise ValueError(f"expected a value in [0, 1], found {score.value}")
-    except Exception as error:  # user code: whatever it raises is recorded on the sample and counted by the trainer
+        return _checked(score)
+    except (Exception, SystemExit) as error:  # user code: what it raises is recorded on the sample, the trainer counts it
         return Score.failure(f"reward_error: {type(error).__name__}: {error}"[:500], task.part_names)
-    return score
+
+
+def _checked(score: Score) -> Score:
+    """The score with plain floats (not numpy's or torch's) that are finite, its value in [0, 1]; raises ValueError.
+
+    A weighted sum may leave [0, 1] by rounding (1e-9); such a value is clipped.
+    """
+    tables = {name: {k: float(v) for k, v in getattr(score, name).items()} for name in ("parts", "weights", "metrics")}
+    for name, table in tables.items():
+        broken = {k: v for k, v in table.items() if not math.isfinite(v)}
+        if broken:
+            raise ValueError(f"expected finite {name}, found {broken}")
+    if not -1e-9 <= score.value <= 1.0 + 1e-9:
+        raise ValueError(f"expected a value in [0, 1], found {score.value}")
+    return replace(score, value=min(1.0, max(0.0, float(score.value))), parsed=bool(score.parsed), **tables)
 
 
 def _serve(connection: Connection, specs: Sequence[tuple[str, dict[str, Any]]]) -> None:
@@ -59,7 +74,12 @@ def _serve(connection: Connection, specs: Sequence[tuple[str, dict[str, Any]]]) 
     connection.send(None)
     while (jobs := connection.recv()) is not None:
         for job in jobs:
-            connection.send(score_one(tasks[job.key], job))
+            score = score_one(tasks[job.key], job)
+            try:
+                connection.send(score)  # pickles everything before it writes anything
+            except Exception as error:
+                reason = f"reward_error: the score cannot be sent between processes: {type(error).__name__}: {error}"
+                connection.send(Score.failure(reason[:500], tasks[job.key].part_names))
 
 
 class _Worker:
@@ -99,8 +119,11 @@ class _Worker:
     def send(self, jobs: Mapping[int, ScoreJob], indices: list[int], timeout_s: float) -> None:
         self.pending = list(indices)
         if indices:
+            if not self.process.is_alive():
+                self.restart()  # it died while idle, so no completion is to blame
             self.wait_ready()
-            self.connection.send([jobs[i] for i in indices])
+            with contextlib.suppress(OSError):  # it died just now: its closed pipe is noticed when the answer is read
+                self.connection.send([jobs[i] for i in indices])
             self.deadline = time.monotonic() + timeout_s
 
     def close(self) -> None:
@@ -138,7 +161,7 @@ class Scorer:
             for worker in busy:
                 if worker.connection in ready:
                     self._receive(worker, table, scores)
-                elif time.monotonic() >= worker.deadline:
+                elif time.monotonic() >= worker.deadline and not worker.connection.poll():  # restarts take time
                     self._fail(worker, table, scores, f"reward_timeout: no answer within {self.timeout_s:g} s")
         return [scores[i] for i in range(len(jobs))]
 

@@ -134,14 +134,15 @@ class Trainer:
                               f"{self.config.reward.max_failure_share:g}); first: {broken[0]}")
 
     def _write(self, step: int, row: dict[str, Any], groups: list[Any], trackers: Trackers) -> list[Alarm]:
-        alarms = self.alarms.check(step, row)
-        failures = self.world.gather(self.schedule.tally.failures)
+        alarms, tally = self.alarms.check(step, row), self.schedule.tally
+        failures = self.world.gather(tally.failures)
         if self.world.is_main:
             self.folder.append("metrics.jsonl", [row])
             self.folder.append("failures.jsonl", failures)
             self._raise_alarms(alarms)
-            logged = rollout_rows(groups[: self.config.train.log_rollouts], self.policy.template.frame.value,
-                                  self.config.train.steps, self.config.rollout.max_new_tokens)
+            shown = groups or [g for g in tally.groups if g.error is None]  # no signal at all: the more to look at
+            logged = rollout_rows(shown[: self.config.train.log_rollouts], self.policy.template.frame.value,
+                                  self.config.train.steps, self.config.rollout.max_new_tokens, tally.origins)
             (self.folder.path / "rollouts").mkdir(exist_ok=True)
             self.folder.append(f"rollouts/step_{step:06d}.jsonl", logged)
             trackers.log(step, row)

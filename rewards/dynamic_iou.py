@@ -119,9 +119,10 @@ def _average(thresholds: Any = AVERAGE_THRESHOLDS, binary: bool = False) -> IoUR
 def _smooth(schedule: Any = DYNAMIC_SCHEDULE, width: float = 0.1, floor: float = 0.1) -> IoUReward:
     """mmrl's soft Dynamic IoU: no cliff, so groups far below the threshold still have different rewards.
 
-        f(u) = u * (floor + (1 - floor) * sigmoid((u - e) / width) / sigmoid((1 - e) / width))
+        f(u) = u * (floor + (1 - floor) * min(1, sigmoid((u - e) / width) / sigmoid((c - e) / width)))
 
-    with e = min(e(progress), ceiling). f(0) = 0, f(1) = 1, rising in u; width -> 0 and floor = 0 gives `dynamic`.
+    with c the ceiling and e = min(e(progress), c). f(0) = 0, f(c) = c, f(1) = 1, rising in u; width -> 0 and floor = 0
+    give `dynamic`.
     """
     pairs = _check_schedule(schedule)
     scale, base = _number("width", width, 1e-3, 10), _number("floor", floor, 0, 1)
@@ -131,7 +132,7 @@ def _smooth(schedule: Any = DYNAMIC_SCHEDULE, width: float = 0.1, floor: float =
 
     def of_iou(iou: float, progress: float, ceiling: float) -> float:
         level = min(threshold_at(progress, pairs), ceiling)
-        gate = sigmoid((iou - level) / scale) / sigmoid((1.0 - level) / scale)
+        gate = min(1.0, sigmoid((iou - level) / scale) / sigmoid((ceiling - level) / scale))
         return min(1.0, iou * (base + (1.0 - base) * gate))
 
     return IoUReward("smooth", of_iou, lambda progress: threshold_at(progress, pairs))

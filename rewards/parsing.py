@@ -67,14 +67,15 @@ class BoxParse:
 
 def strip_end_tokens(text: str) -> str:
     """`text` without surrounding white space and without the end-of-turn tokens a decoder may have kept."""
-    text = text.strip()
-    while True:
+    end, moved = len(text), True
+    while moved:  # an index moves instead of the text being copied: a text full of tokens stays linear
+        moved = False
+        while end and text[end - 1].isspace():
+            end -= 1
         for token in _END_TOKENS:
-            if text.endswith(token):
-                text = text[:-len(token)].rstrip()
-                break
-        else:
-            return text
+            if text.endswith(token, 0, end):
+                end, moved = end - len(token), True
+    return text[:end].strip()
 
 
 def _after_thoughts(text: str) -> Extraction:

@@ -10,7 +10,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 VENV="${VENV:-${VIRTUAL_ENV:-.venv}}"
-PYTHON="${PYTHON:-python3}"
 stamp="$VENV/.mmrl-setup"
 # The location is part of the hash: an editable install points into this very folder.
 wanted="$( (pwd; cat pyproject.toml constraints.txt scripts/setup.sh scripts/install_torch.py) | sha256sum | cut -d' ' -f1)"
@@ -20,17 +19,28 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ -x "$VENV/bin/mmrl"
 fi
 
 if [ ! -x "$VENV/bin/python" ]; then
-    if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
-        echo "setup: expected Python 3.10 or newer, found $("$PYTHON" --version 2>&1). Name another: PYTHON=python3.11 make install" >&2
+    base=""
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            base="$candidate"
+            break
+        fi
+    done
+    if [ -z "$base" ]; then
+        echo "setup: expected Python 3.10 or newer, found $("${PYTHON:-python3}" --version 2>&1 | head -n 1)." \
+            "Name one: PYTHON=/path/to/python3.11 make install" >&2
         exit 2
     fi
-    if ! "$PYTHON" -m venv "$VENV"; then
-        rm -rf "$VENV"
-        echo "setup: $PYTHON cannot make a virtual environment. On Debian or Ubuntu: apt-get install -y python3-venv" >&2
+    existed=no
+    [ -e "$VENV" ] && existed=yes
+    if ! "$base" -m venv "$VENV"; then
+        [ "$existed" = yes ] || rm -rf "$VENV"  # half an environment; never a folder that was there before
+        echo "setup: $base cannot make a virtual environment. On Debian or Ubuntu: apt-get install -y python3-venv" >&2
         exit 2
     fi
 fi
 python="$VENV/bin/python"
+"$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip  # environments made by uv have no pip
 
 rm -f "$stamp"  # an interrupted run leaves no stamp, so the next one repairs it
 "$python" -m pip install --quiet 'pip>=24'

@@ -11,11 +11,12 @@ set -euo pipefail
 #   chromium           pictures of the report page (render)
 #   ffmpeg             video clips written and read by an independent decoder (render)
 #   fonts-dejavu-core  text in generated pictures and in the report page (render)
+#   libvulkan1         what the doctor says about Vulkan (render)
 #   libgl1 libglib2.0-0  OpenCV builds that are not headless, brought by some extras
-packages=(python3-venv chromium ffmpeg fonts-dejavu-core libgl1 libglib2.0-0)
+packages=(python3-venv chromium ffmpeg fonts-dejavu-core libvulkan1 libgl1 libglib2.0-0)
 if [ "${1:-}" = simulators ]; then
     # Software Vulkan needs Mesa 25 or newer: on Debian 12 it is in the backports suite (`mmrl doctor` checks it).
-    packages+=(libvulkan1 mesa-vulkan-drivers libegl1 libosmesa6 libx11-6 libxext6)
+    packages+=(mesa-vulkan-drivers libegl1 libosmesa6 libx11-6 libxext6)
 fi
 
 command -v dpkg-query >/dev/null 2>&1 || {

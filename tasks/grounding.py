@@ -43,15 +43,21 @@ _DEFAULTS: dict[str, Any] = {
     "weights": {"accuracy": 0.9, "format": 0.1}, "per_source": {}, "reader": {},
 }
 _LEVELS = (0.3, 0.5, 0.7, 0.75)
+_WITH_THRESHOLD = ("static", "dynamic", "average", "smooth")
 _METRICS = ("iou", "giou", *(f"acc@{level:g}" for level in _LEVELS), "outside_image")
 _CUT_SHORT = ("empty", "no_answer", "unclosed_answer", "unclosed_think")
 
 
+def _ticks(box: Sequence[float], frame: CoordFrame) -> list[int]:
+    """A box given in `frame` on the grid of its text: units, or thousandths for rel1; at least one tick wide, high."""
+    per_unit = 1000 if frame is CoordFrame.REL1 else 1
+    x1, y1, x2, y2 = (math.floor(value * per_unit + 0.5) for value in box)
+    return [x1, y1, max(x2, x1 + 1), max(y2, y1 + 1)]
+
+
 def format_box(box: Sequence[float], frame: CoordFrame) -> str:
     """The text of a box given in `frame`: integers, or 3 decimals for rel1, never rounded to zero width or height."""
-    unit = 0.001 if frame is CoordFrame.REL1 else 1.0
-    ticks = [math.floor(value / unit + 0.5) for value in box]
-    ticks[2:] = [max(ticks[2], ticks[0] + 1), max(ticks[3], ticks[1] + 1)]
+    ticks = _ticks(box, frame)
     if frame is CoordFrame.REL1:
         return "[" + ", ".join(f"{tick / 1000:.3f}" for tick in ticks) + "]"
     return "[" + ", ".join(str(tick) for tick in ticks) + "]"
@@ -82,7 +88,7 @@ def _accuracy_part(mode: str, reachable: bool = True, **params: Any) -> Part:
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         ceiling = 1.0
-        if reachable and ctx.frame is not CoordFrame.ABS_ORIG and mode in ("static", "dynamic", "average", "smooth"):
+        if reachable and mode in _WITH_THRESHOLD:
             ceiling = box_iou(_rounded_truth(sample, ctx), sample.answer)
         return reward(predicted.box, sample.answer, ctx.progress, ceiling)
 
@@ -96,9 +102,11 @@ def _format_part(answer_format: str) -> Part:
 
 
 def _rounded_truth(sample: Sample, ctx: RewardContext) -> Box:
+    """The best box an answer in this frame can spell, in pixels of the original picture."""
     size = _size(sample, ctx)
-    text = format_box(from_orig(sample.answer, ctx.frame, size.resized_wh, size.orig_wh), ctx.frame)
-    return _to_box(to_orig(parse_boxes(text).boxes[0], ctx.frame, size.resized_wh, size.orig_wh))
+    ticks = _ticks(from_orig(sample.answer, ctx.frame, size.resized_wh, size.orig_wh), ctx.frame)
+    per_unit = 1000 if ctx.frame is CoordFrame.REL1 else 1
+    return _to_box(to_orig([tick / per_unit for tick in ticks], ctx.frame, size.resized_wh, size.orig_wh))
 
 
 def _measure(box: Box, true: Sequence[float], orig_wh: tuple[int, int]) -> dict[str, float]:
@@ -163,10 +171,13 @@ class Grounding(Task):
             settings["per_source"])
 
     def load(self, path: str) -> Iterable[Sample]:
-        """Samples of a data file or folder; rejected rows (reader.on_error = 'record') are left in `self.rejected`."""
+        """Samples of a data file or folder. With on_error 'record', unusable rows are left in `self.rejected`.
+
+        `reader.on_error` wins over the run's `self.on_error`.
+        """
         from tasks.readers import read_any
 
-        readout = read_any(path, **self.reader_options)
+        readout = read_any(path, **{"on_error": self.on_error, **self.reader_options})
         for sample in readout:
             try:
                 self.rubric.check(sample)
@@ -174,6 +185,12 @@ class Grounding(Task):
                 raise DataError(f"{path}: sample {sample.id!r}: params.reward: {err}") from err
         self.rejected = readout.rejected
         return readout.samples
+
+    def example_data(self, folder: str) -> str:
+        """24 generated scenes of every difficulty; returns their data.jsonl."""
+        from tasks.scenes import make_scenes
+
+        return make_scenes(folder, count=24, seed=7, difficulty={0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0})
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """[system, if the template has one], then the user's turn: pictures first, then the text."""

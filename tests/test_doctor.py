@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrl import doctor
 from mmrl._doctor_children import ChildFailure, ask
+from mmrl._doctor_probes import PROBES
 from mmrl._vulkan import mesa_version
 from mmrl.doctor import Finding, print_doctor, run_doctor
 
@@ -119,10 +119,20 @@ def test_an_installed_decoder_that_cannot_be_imported_is_bad(tmp_path: Path, mon
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchcodec\nVersion: 0.14.0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    probe = next(p for p in doctor.PROBES if p.__name__ == "probe_decoders")
+    probe = next(p for p in PROBES if p.__name__ == "probe_decoders")
     finding = {f.name: f for f in probe()}["torchcodec"]
     assert finding.status == "bad" and "libtorch_cuda.so" in finding.found
     assert finding.mend.endswith("pip install --no-deps torchcodec==0.13.0")
+
+
+@pytest.mark.render("libvulkan.so.1")
+def test_a_vulkan_loader_without_a_driver_is_missing_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # the second is what older loaders read
+        monkeypatch.setenv(name, "/no/such/driver.json")
+    probe = next(p for p in PROBES if p.__name__ == "probe_vulkan")
+    [finding] = probe()
+    assert finding.status == "missing" and "no driver" in finding.found
+    assert "mesa-vulkan-drivers" in finding.mend
 
 
 @pytest.mark.parametrize(("info", "expected"), [
@@ -141,6 +151,7 @@ def test_commands_stay_on_one_line_however_narrow_the_terminal() -> None:
     assert mend in text.getvalue() and "nothing is broken" in text.getvalue()
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_json_and_fails_when_something_is_broken(tmp_path: Path) -> None:
     """A user's `rewards` folder in the current directory is a real breakage that needs no faking."""
     (tmp_path / "rewards").mkdir()

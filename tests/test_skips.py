@@ -47,7 +47,7 @@ def test_a_missing_gpu_and_an_expected_failure_are_excused(tmp_path: Path) -> No
     assert status == 0 and "1 passed, 1 skipped, 1 xfailed" in output
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2")])
+@pytest.mark.parametrize("arguments", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_any_other_skip_turns_ci_red_and_is_listed(arguments: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(SUITE + SKIPS)
     status, output = run(tmp_path, *arguments, MMRL_NO_SKIP="1")
@@ -62,7 +62,7 @@ def test_outside_ci_a_skip_is_a_skip(tmp_path: Path) -> None:
     assert status == 0 and "1 passed, 5 skipped, 1 xfailed" in output
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2")])
+@pytest.mark.parametrize("arguments", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
 def test_a_module_that_skips_itself_turns_ci_red(arguments: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(MODULE_SKIP)
     (tmp_path / "test_other.py").write_text(SUITE)

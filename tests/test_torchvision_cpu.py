@@ -17,16 +17,22 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_processors_work_after_install() -> None:
-    assert run("""
+def test_processors_work_and_operators_are_declared_only_where_torchvision_cannot_do_it_itself() -> None:
+    """The declaration is for a C++ part that links CUDA, beside a torch without it: then and only then."""
+    shape, as_needed, declared = run("""
 import mmrl._torchvision_cpu as shim
 shim.install()
-import torchvision
+import torch, torchvision
+from pathlib import Path
 from PIL import Image
 from transformers import AutoProcessor, Qwen2VLImageProcessor, Qwen2_5_VLProcessor
 pixels = Qwen2VLImageProcessor()(images=[Image.new("RGB", (56, 56))], return_tensors="pt")["pixel_values"]
 print(tuple(pixels.shape))
-""") == "(16, 1176)"
+needed = torch.version.cuda is None and torch.version.hip is None and shim.links_cuda(Path(torchvision.__file__).parent)
+print(bool(shim._declared) == needed)
+print(hasattr(torch.ops.torchvision, "nms"))
+""").splitlines()
+    assert (shape, as_needed, declared) == ("(16, 1176)", "True", "True")
 
 
 def test_install_is_idempotent_and_imports_nothing_heavy() -> None:
@@ -39,18 +45,6 @@ import importlib.util
 found = importlib.util.find_spec("torchvision") is not None
 print(len(sys.meta_path) - before <= 1, found, "torch" in sys.modules)
 """) == "True True False"
-
-
-def test_operators_are_declared_only_where_torchvision_cannot_do_it_itself() -> None:
-    """A C++ part that links CUDA, beside a torch without it: then and only then."""
-    assert run("""
-import mmrl._torchvision_cpu as shim
-shim.install()
-import torch, torchvision
-from pathlib import Path
-needed = torch.version.cuda is None and torch.version.hip is None and shim.links_cuda(Path(torchvision.__file__).parent)
-print(bool(shim._declared) == needed, hasattr(torch.ops.torchvision, "nms"))
-""") == "True True"
 
 
 def test_links_cuda_reads_the_library(tmp_path: Path) -> None:

@@ -73,24 +73,26 @@ class Encoder:
         self.processor, self.template = processor, template
         self.max_prompt_tokens, self._rope_index = max_prompt_tokens, rope_index
         self._image_options = {k: v for k, v in (("max_pixels", max_pixels), ("min_pixels", min_pixels)) if v is not None}
-        self._cache: OrderedDict[tuple, Prompt] = OrderedDict()
+        self._cache: OrderedDict[tuple, tuple[Prompt, Task]] = OrderedDict()
         self._cache_bytes, self._used_bytes = cache_bytes, 0
         self.hits = self.misses = 0
 
     def __call__(self, sample: Sample, task: Task) -> Prompt:
         """Encode (or recall) the prompt of `sample`."""
-        key = (sample.task, sample.source, sample.id)
+        # Ids are unique within one data set only, and two tasks may ask the same sample differently; the entry keeps its
+        # task alive, so that no other object can get the same id().
+        key = (id(task), sample.source, sample.id, sample.question, sample.images, sample.videos)
         if key in self._cache:
             self.hits += 1
             self._cache.move_to_end(key)
-            return self._cache[key]
+            return self._cache[key][0]
         self.misses += 1
         prompt = self._encode(sample, task)
         if prompt.nbytes <= self._cache_bytes:
-            self._cache[key] = prompt
+            self._cache[key] = (prompt, task)
             self._used_bytes += prompt.nbytes
             while self._used_bytes > self._cache_bytes:
-                self._used_bytes -= self._cache.popitem(last=False)[1].nbytes
+                self._used_bytes -= self._cache.popitem(last=False)[1][0].nbytes
         return prompt
 
     def text(self, sample: Sample, task: Task) -> str:

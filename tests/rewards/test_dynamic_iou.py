@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
@@ -32,6 +32,7 @@ def test_average_is_the_mean_over_the_published_thresholds() -> None:
     assert make_iou_reward("average", binary=True)(_with_iou(0.72), TRUE) == pytest.approx(5 / 11)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(MODES)), share, share, share, st.floats(0.3, 1))
 def test_every_mode_is_monotone_bounded_and_one_at_the_truth(mode: str, a: float, b: float, progress: float,
                                                              ceiling: float) -> None:
@@ -44,6 +45,7 @@ def test_every_mode_is_monotone_bounded_and_one_at_the_truth(mode: str, a: float
     assert reward((5, 5, 5, 5), TRUE, progress) == 0
 
 
+@settings(deadline=None)
 @given(share, share)
 def test_smooth_lies_below_iou_and_tends_to_dynamic(iou: float, progress: float) -> None:
     assert make_iou_reward("smooth").of_iou(iou, progress, 1.0) <= iou + 1e-12

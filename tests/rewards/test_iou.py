@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards.iou import box_giou, box_iou, outside_share, pairwise_giou, pairwise_iou
@@ -25,6 +25,7 @@ def test_hand_values() -> None:
     assert box_giou((0, 0, 1, 1), (2, 0, 3, 1)) == pytest.approx((0 - 1 / 3 + 1) / 2)
 
 
+@settings(deadline=None)
 @given(boxes, boxes)
 def test_symmetric_and_bounded(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     for measure in (box_iou, box_giou):
@@ -34,6 +35,7 @@ def test_symmetric_and_bounded(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     assert 2 * box_giou(a, b) - 1 <= box_iou(a, b) + 1e-12
 
 
+@settings(deadline=None)
 @given(boxes, boxes, st.floats(1e-3, 1e3), whole, whole)
 def test_scale_and_translation_invariant(a: tuple[int, ...], b: tuple[int, ...], k: float, dx: int, dy: int) -> None:
     def moved(box: tuple[int, ...]) -> tuple[float, ...]:
@@ -43,6 +45,7 @@ def test_scale_and_translation_invariant(a: tuple[int, ...], b: tuple[int, ...],
     assert box_giou(moved(a), moved(b)) == pytest.approx(box_giou(a, b), abs=1e-9)
 
 
+@settings(deadline=None)
 @given(boxes, st.integers(0, 300), st.integers(0, 300), st.integers(1, 50))
 def test_sliding_towards_the_truth_never_lowers_it(box: tuple[int, ...], dx: int, dy: int, steps: int) -> None:
     path = [tuple(v + (dy if i % 2 else dx) * (steps - s) / steps for i, v in enumerate(box)) for s in range(steps + 1)]
@@ -52,6 +55,7 @@ def test_sliding_towards_the_truth_never_lowers_it(box: tuple[int, ...], dx: int
         assert values[-1] == pytest.approx(1)
 
 
+@settings(deadline=None)
 @given(anything, anything)
 def test_any_numbers_give_a_bounded_value(a: tuple[float, ...], b: tuple[float, ...]) -> None:
     assert 0 <= box_iou(a, b) <= 1 and 0 <= box_giou(a, b) <= 1
@@ -64,6 +68,7 @@ def test_degenerate_boxes_score_zero_even_against_themselves(bad: tuple[float, .
     assert outside_share(bad, 100, 100) == 1
 
 
+@settings(deadline=None)
 @given(st.lists(boxes, max_size=5), st.lists(boxes, max_size=5))
 def test_batches_equal_single_pairs(many: list[tuple[int, ...]], others: list[tuple[int, ...]]) -> None:
     many = [*many, (3, 3, 3, 8)]  # and a degenerate one

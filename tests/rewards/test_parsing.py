@@ -86,7 +86,7 @@ def test_text_is_never_run() -> None:
         assert parse_boxes(text).reason == "not_a_box"
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.one_of(st.text(max_size=200), tags))
 def test_total_on_any_text(text: str) -> None:
     for answer_format in ("answer", "think", "bare"):
@@ -99,7 +99,8 @@ def test_total_on_any_text(text: str) -> None:
 
 HOSTILE = ["<" * 400_000, "(" * 4000, "(1,1)" + " " * 3990, "<think>" + "<a" * 190_000, "<answer>" + " " * 390_000,
            "(1,2),(3," + "1" * 3900, "<|object_ref_start|>" * 190, "</think>" + "\n" * 399_000, "[1," * 1300,
-           "[" * 4000, "{\"a\":" * 700, "😀" * 100_000, "'" * 4000, "<|im_end|>" * 39_000, "<answer>" * 49_000, "-" * 4000]
+           "[" * 4000, "{\"a\":" * 700, "😀" * 100_000, "'" * 4000, "<|im_end|>" * 39_000, "<answer>" * 49_000,
+           "-" * 4000]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=[h[:12] for h in HOSTILE])
@@ -130,6 +131,7 @@ def test_format_reward_is_all_or_nothing(text: str, answer_format: str, value: f
     assert format_reward(text, answer_format) == value
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["answer", "think", "bare"]), st.from_regex(r"[a-z0-9,\[\] .]{1,30}", fullmatch=True))
 def test_wrapped_answers_come_back(answer_format: str, answer: str) -> None:
     text = wrap_answer(answer, answer_format)

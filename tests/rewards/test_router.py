@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
@@ -34,6 +34,7 @@ def _rubric(**options: Any) -> Rubric:
     return Rubric({"right": _equal, "bonus": _constant}, {"right": 3, "bonus": 1}, **options)
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1), st.floats(0, 5), st.floats(0.01, 5), st.booleans())
 def test_total_is_the_weighted_sum_of_its_parts(value: float, w1: float, w2: float, right: bool) -> None:
     rubric = Rubric({"right": _equal, "bonus": _constant}, {"right": w1, "bonus": w2}, {"bonus": {"value": value}})

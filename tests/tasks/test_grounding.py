@@ -61,7 +61,7 @@ def _box_in(size: tuple[int, int], shares: tuple[float, float, float, float]) ->
 share = st.floats(0, 1)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(SIZES), st.sampled_from(list(CoordFrame)), st.tuples(share, share, share, share))
 def test_the_frames_round_trip_exactly(size: tuple[int, int], frame: CoordFrame, shares: tuple[float, ...]) -> None:
     box = _box_in(size, shares)
@@ -69,7 +69,7 @@ def test_the_frames_round_trip_exactly(size: tuple[int, int], frame: CoordFrame,
     assert to_orig(there, frame, RESIZED[size], size) == pytest.approx(box, abs=1e-9 * max(size))
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(SIZES), st.sampled_from(list(CoordFrame)), st.tuples(share, share, share, share),
        st.sampled_from(["answer", "think", "bare"]), st.sampled_from(sorted(MODES)), share)
 def test_gold_scores_one_to_rounding_and_wrong_scores_zero(size: tuple[int, int], frame: CoordFrame,
@@ -78,7 +78,7 @@ def test_gold_scores_one_to_rounding_and_wrong_scores_zero(size: tuple[int, int]
     ctx = replace(_context(size, frame.value), step=progress)
     gold = task.score(sample, task.gold(sample, ctx), ctx)
     assert gold.parsed and gold.parts["format"] == 1
-    assert gold.metrics["iou"] >= 0.75 and gold.parts["accuracy"] >= 0.4, "a 77 px side becomes 3 ticks of 28 px"
+    assert gold.metrics["iou"] >= 0.75 and gold.parts["accuracy"] >= gold.metrics["iou"] - 1e-9
     if min(RESIZED[size]) > 500 or frame in (CoordFrame.REL1000, CoordFrame.REL1):
         assert gold.metrics["iou"] > 0.97
     wrong = task.score(sample, task.wrong(sample, ctx), ctx)
@@ -148,7 +148,7 @@ garbage = st.one_of(st.text(max_size=60), st.sampled_from([
     "<think>a</think><answer>[100, 50, 300, 400]</answer>", " ", "<|im_end|>"]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.sampled_from([
     "[100, 50, 300, 400]", "[110, 50, 300, 400]", "[0, 0, 9, 9]", "[1, 2, 3]", "[[1,2,3,4],[5,6,7,8]]"]),
     garbage, garbage, st.sampled_from(["answer", "think"]))
@@ -164,7 +164,7 @@ def test_garbage_and_second_answers_never_raise_the_reward(box: str, before: str
         assert task.score(_sample(), clean + "<answer>[100, 50, 300, 400]</answer>", ctx).value == 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=300), st.sampled_from(list(CoordFrame)))
 def test_any_text_gets_a_bounded_score(text: str, frame: CoordFrame) -> None:
     for body in (text, f"<answer>{text}</answer>"):
@@ -172,6 +172,7 @@ def test_any_text_gets_a_bounded_score(text: str, frame: CoordFrame) -> None:
         assert 0 <= score.value <= 1 and (score.parsed or score.reason)
 
 
+@settings(deadline=None)
 @given(st.floats(-300, 300), st.floats(-300, 300))
 def test_moving_towards_the_truth_never_lowers_the_reward(dx: float, dy: float) -> None:
     for mode in MODES:

@@ -1,0 +1,1 @@
+"""Small fixtures and pictures, each with the script that makes it."""

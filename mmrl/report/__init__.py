@@ -1,0 +1,6 @@
+"""The report: `build_report(run)` writes one self-contained page, `build_comparison(runs, out)` lays several over another."""
+from __future__ import annotations
+
+from mmrl.report.build import build_comparison, build_report
+
+__all__ = ["build_comparison", "build_report"]

@@ -1,0 +1,110 @@
+"""One self-contained page about a run: results, curves, pictures through training, worst cases, alarms, timing.
+
+    mmrl report runs/demo        # writes runs/demo/report.html
+
+Every number comes from the files in the run's folder; what is missing is said. The page opens without a network and may
+not load anything: its content security policy allows only its own style, its own script (by hash) and embedded pictures.
+"""
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+
+from mmrl.report.compare import comparison_body
+from mmrl.report.curves import held_out_curves, other_metrics, training_curves
+from mmrl.report.gallery import gallery, parse_failures, worst_cases
+from mmrl.report.load import Run, load_run
+from mmrl.report.pictures import Pictures
+from mmrl.report.sections import alarms, configuration, per_source, timing
+from mmrl.report.text import esc
+from mmrl.report.verdict import header, outcome, tiles
+
+__all__ = ["build_comparison", "build_report"]
+
+
+def _page(title: str, body: str) -> str:
+    """The whole HTML file."""
+    files = resources.files("mmrl.report")
+    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    policy = (f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+              "base-uri 'none'; form-action 'none'")
+    return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{esc(title)}</title>\n'
+            f'<link rel="icon" href="data:,">\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n<script>{script}</script>\n'
+            "</body>\n</html>\n")
+
+
+def _write(path: Path, text: str) -> Path:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def _navigation(sections: Sequence[tuple[str, str, str]]) -> str:
+    links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections)
+    return (f'<nav><div class="links">{links}</div><button type="button" class="theme" '
+            'aria-label="switch between light and dark">◐</button></nav>')
+
+
+def _cards(charts: Sequence[str], kind: str = "") -> str:
+    return f'<div class="charts {kind}">{"".join(f"<div class=card>{c}</div>" for c in charts)}</div>'
+
+
+def _curves(run: Run, headline: str) -> str:
+    front, more = held_out_curves(run, headline)
+    train = training_curves(run)
+    out = ["<h3>Held-out</h3>", _cards(front, "wide") if front else
+           '<p class="missing">No finished evaluation in eval/.</p>']
+    if more:
+        out.append(f"<details><summary>Other held-out metrics</summary>{_cards(more)}</details>")
+    out += ["<h3>Training</h3>", _cards(train) if train else '<p class="missing">metrics.jsonl holds no steps yet.</p>',
+            other_metrics(run)]
+    return "".join(out)
+
+
+def _notes(run: Run) -> str:
+    if not run.notes:
+        return ""
+    items = "".join(f"<li>{esc(note)}</li>" for note in run.notes)
+    return f'<details class="notes"><summary>Missing or unreadable <small>{len(run.notes)}</small></summary><ul>{items}</ul></details>'
+
+
+def build_report(run_dir: Path) -> Path:
+    """Write RUN/report.html and return its path; works on finished, running, broken-off and empty runs.
+
+    Raises DataError when `run_dir` is not a folder.
+    """
+    run = load_run(Path(run_dir))
+    found = outcome(run)
+    metric = found.headline if found.headline != "parse_rate" else "reward"
+    pictures = Pictures(run.folder)
+    makers: list[tuple[str, str, Callable[[], str]]] = [
+        ("results", "Results", lambda: tiles(found)),
+        ("curves", "Curves", lambda: _curves(run, found.headline)),
+        ("sources", "Sources", lambda: per_source(run, found.headline)),
+        ("gallery", "Gallery", lambda: gallery(run, pictures, metric)),
+        ("worst", "Worst cases", lambda: worst_cases(run, pictures, metric) + parse_failures(run)),
+        ("alarms", "Alarms", lambda: alarms(run)),
+        ("timing", "Timing", lambda: timing(run)),
+        ("configuration", "Configuration", lambda: configuration(run) + _notes(run)),
+    ]
+    sections = [(key, title, make()) for key, title, make in makers]
+    body = header(run, found) + _navigation(sections) + "<main>" + "".join(
+        f'<section id="{key}"><h2>{title}</h2>{content}</section>' for key, title, content in sections) + "</main>"
+    body += '<footer>Written by mmrl from the files of this run.</footer>'
+    return _write(run.folder / "report.html", _page(f"{run.name} · mmrl", body))
+
+
+def build_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
+    """One page that lays the curves and last results of several runs over each other; returns `out`."""
+    runs = [load_run(Path(d)) for d in run_dirs]
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return _write(out, _page("Comparison · mmrl", comparison_body(runs)))

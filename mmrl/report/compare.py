@@ -1,0 +1,87 @@
+"""Several runs on one page: last held-out numbers in a table, curves over steps and over seconds laid over each other."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmrl.errors import DataError
+from mmrl.report.charts import Line, line_chart
+from mmrl.report.curves import MODES, metric_order
+from mmrl.report.load import Run, Series
+from mmrl.report.text import esc, interval, metric_name, short, span
+
+__all__ = ["comparison_body"]
+
+_COLORS = ("c1", "c2", "c3", "c5", "c4", "c6", "gray")
+_TRAINING = (("Training reward", "train/reward/mean", ""), ("Training IoU", "train/iou", ""),
+             ("Entropy", "train/entropy", "nats per token"), ("Completion length", "train/length/mean", "tokens"),
+             ("Gradient norm", "train/grad_norm", ""), ("Seconds per step", "time/total", "seconds"),
+             ("Speed", "speed/tokens_per_s", "tokens per second"), ("Peak memory", "memory/peak_gib", "GiB"))
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """One distinct name per run: its own, with the folder where two share one."""
+    names = [r.name for r in runs]
+    return [n if names.count(n) == 1 else f"{n} ({r.folder})" for n, r in zip(names, runs, strict=True)]
+
+
+def _held_out(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    found = metric_order([n for r in runs for e in r.evals for m in MODES for n in e.estimates.get(m, {})], "iou")
+    charts = []
+    for metric in [n for n in found if n in ("iou", "acc@0.5", "reward")] or found[:2]:
+        for mode in MODES:
+            lines = []
+            for i, (run, name) in enumerate(zip(runs, names, strict=True)):
+                part: dict[str, Series] = {k: [(float(e.step), e.estimates[mode][metric][k]) for e in run.evals
+                                               if metric in e.estimates.get(mode, {})] for k in ("mean", "low", "high")}
+                lines.append(Line(name, part["mean"], _COLORS[i], part["low"], part["high"], dots=True))
+            charts.append(line_chart(metric_name(metric), lines, unit=f"held-out, {mode}"))
+    return charts
+
+
+def _over_time(run: Run) -> Series:
+    """Training reward against minutes of training (time/total summed)."""
+    minutes, out = 0.0, []
+    times = dict(run.series("time/total"))
+    for step, value in run.series("train/reward/mean"):
+        minutes += (times.get(step) or 0.0) / 60
+        out.append((minutes, value))
+    return out if minutes > 0 else []
+
+
+def _table(runs: Sequence[Run], names: Sequence[str]) -> str:
+    found = metric_order([n for r in runs for e in r.evals[-1:] for m in MODES for n in e.estimates.get(m, {})], "iou")
+    columns = [(m, n) for n in found if n in ("iou", "acc@0.5", "reward", "parse_rate") for m in MODES]
+    rows = []
+    for run, name, color in zip(runs, names, _COLORS, strict=False):
+        cells = []
+        for mode, metric in columns:
+            estimate = run.evals[-1].estimates.get(mode, {}).get(metric) if run.evals else None
+            mean, spread = interval(estimate or {})
+            cells.append(f'<td class="num"><b>{mean}</b><br><span class="ci">{spread}</span></td>')
+        seconds = sum(v or 0.0 for _, v in run.series("time/total"))
+        rows.append(f'<tr><td><i class="swatch" style="--c:var(--{color})"></i>{esc(name)}</td><td class="num">{run.last_step:,}</td>'
+                    f'<td class="num">{span(seconds) if seconds else "–"}</td>{"".join(cells)}</tr>')
+    head = "".join(f'<th class="num">{esc(metric_name(n))}<br><small>{m}</small></th>' for m, n in columns)
+    return ('<div class="scroll card"><table><thead><tr><th>run</th><th class="num">steps</th><th class="num">training time</th>'
+            f'{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
+
+
+def comparison_body(runs: Sequence[Run]) -> str:
+    """The page's body. Raises DataError for no run or more runs than there are colours to tell apart."""
+    if not 1 <= len(runs) <= len(_COLORS):
+        raise DataError(f"expected 1 to {len(_COLORS)} runs to compare, found {len(runs)}; give fewer folders")
+    names = _names(runs)
+    charts = _held_out(runs, names)
+    for title, metric, unit in _TRAINING:
+        lines = [Line(name, run.series(metric), _COLORS[i], noisy=True) for i, (run, name) in enumerate(zip(runs, names, strict=True))]
+        charts.append(line_chart(title, lines, unit=unit, zero=metric.startswith(("time", "speed", "memory"))))
+    timed = [Line(name, _over_time(run), _COLORS[i], noisy=True) for i, (run, name) in enumerate(zip(runs, names, strict=True))]
+    charts.append(line_chart("Training reward over time", timed, x_unit="minutes"))
+    cards = "".join(f'<div class="card">{c}</div>' for c in charts if c)
+    tasks = ", ".join(dict.fromkeys(short_text for r in runs if (short_text := str(r.info.get("task") or ""))))
+    notes = "".join(f"<li>{esc(name)}: {esc(note)}</li>" for name, run in zip(names, runs, strict=True) for note in run.notes)
+    missing = f'<details class="notes"><summary>Missing or unreadable</summary><ul>{notes}</ul></details>' if notes else ""
+    return (f'<header class="top"><p class="kicker">mmrl comparison</p><h1>{short(len(runs))} runs</h1>'
+            f'<p class="verdict">{esc(tasks)}</p></header><nav><div class="links"></div><button type="button" class="theme" '
+            f'aria-label="switch between light and dark">◐</button></nav><main><h2>Last evaluation</h2>{_table(runs, names)}'
+            f'<h2>Curves</h2><div class="charts">{cards or "<p class=missing>No curves yet.</p>"}</div>{missing}</main>')

@@ -1,0 +1,137 @@
+"""Which curves the page shows, in which order and unit; whatever the run logged beyond them goes into one table."""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mmrl.report.charts import Line, line_chart, sparkline
+from mmrl.report.load import EvalStep, Run, Series
+from mmrl.report.text import esc, metric_name, plural, short
+
+__all__ = ["Curve", "MODES", "eval_chart", "held_out_curves", "metric_order", "other_metrics", "training_curves"]
+
+MODES = {"sampled": "c1", "greedy": "c2"}
+_BOUNDED = ("iou", "reward", "parse_rate", "giou")
+_COLORS = ("c1", "c2", "c3", "c5", "c4", "c6")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One chart of training metrics; `names` maps a metric of metrics.jsonl to its words in the legend."""
+
+    title: str
+    names: dict[str, str]
+    unit: str = ""
+    percent: bool = False
+    zero: bool = False
+    bounds: tuple[float, float] | None = None
+    log: bool = False
+    noisy: bool = False
+
+
+_UNIT_RANGE = (0.0, 1.0)
+_CURVES = (
+    Curve("Training reward", {"train/reward/mean": "mean"}, "0 to 1", bounds=_UNIT_RANGE, noisy=True),
+    Curve("Training IoU", {"train/iou": "mIoU", "train/acc@0.5": "Acc@0.5"}, "sampled", bounds=_UNIT_RANGE, noisy=True),
+    Curve("Parse rate", {"train/parse_rate": "parsed"}, "completions", percent=True, bounds=_UNIT_RANGE, noisy=True),
+    Curve("Entropy", {"train/entropy": "entropy"}, "nats per token", zero=True, noisy=True),
+    Curve("KL", {"train/kl": "to the reference", "train/kl_step": "within a step"}, "nats per token", log=True),
+    Curve("Log-prob gap, sampler and trainer", {"train/logprob_gap/mean": "mean", "train/logprob_gap/max": "max"},
+          "nats per token", log=True, zero=True),
+    Curve("Clipped tokens", {"train/clip/low": "low", "train/clip/high": "high", "train/clip/dual": "dual"}, "share",
+          percent=True, zero=True),
+    Curve("Gradient norm", {"train/grad_norm": "before clipping"}, "", zero=True, log=True, noisy=True),
+    Curve("Completion length", {"train/length/mean": "all", "train/length/right": "right", "train/length/wrong": "wrong"},
+          "tokens"),
+    Curve("Cut by the length limit", {"train/length/clipped": "clipped"}, "completions", percent=True, zero=True,
+          bounds=_UNIT_RANGE),
+    Curve("Groups without signal", {"train/groups/no_signal": "all rewards equal", "train/groups/all_zero": "all 0",
+                                    "train/groups/all_one": "all 1"}, "groups per step", zero=True),
+)
+
+
+def metric_order(names: Sequence[str], headline: str) -> list[str]:
+    """Headline first, then the common names, then the rest by name; 'reward' and 'parse_rate' close the important ones."""
+    known = [headline, "iou", "acc@0.5", "acc", "accuracy", "success", "reward", "parse_rate"]
+    return sorted(dict.fromkeys(names), key=lambda n: (known.index(n) if n in known else len(known), n))
+
+
+def eval_chart(evals: Sequence[EvalStep], metric: str, x_range: tuple[float, float]) -> str:
+    """One held-out metric over training, greedy and sampled, with interval bands."""
+    lines = []
+    for mode, color in MODES.items():
+        found = [(e.step, e.estimates[mode][metric]) for e in evals if metric in e.estimates.get(mode, {})]
+        if found:
+            series: dict[str, Series] = {k: [(float(s), e[k]) for s, e in found] for k in ("mean", "low", "high")}
+            words = [f"n = {e['n']:.0f}" if e.get("n") is not None else "" for _, e in found]
+            lines.append(Line(mode, series["mean"], color, series["low"], series["high"], dots=True, extra=words))
+    bounded = metric in _BOUNDED or metric.startswith("acc")
+    return line_chart(metric_name(metric), lines, unit="held-out", percent=metric == "parse_rate",
+                      bounds=_UNIT_RANGE if bounded else None, x_range=x_range)
+
+
+def held_out_curves(run: Run, headline: str) -> tuple[list[str], list[str]]:
+    """(important charts, further charts) of the held-out metrics."""
+    names = metric_order([n for e in run.evals for m in MODES for n in e.estimates.get(m, {})], headline)
+    x_range = (0.0, float(max(1, run.last_step)))
+    charts = [(n, eval_chart(run.evals, n, x_range)) for n in names]
+    front = [n for n in names if n in {headline, "iou", "acc@0.5", "reward", "parse_rate"}]
+    return [c for n, c in charts if n in front], [c for n, c in charts if n not in front]
+
+
+def _lines(run: Run, names: dict[str, str], noisy: bool) -> list[Line]:
+    series = [(words, run.series(name)) for name, words in names.items()]
+    return [Line(words, points, _COLORS[i % len(_COLORS)], noisy=noisy, dots=len(points) < 30)
+            for i, (words, points) in enumerate(series) if points]
+
+
+def _by_name(run: Run, pattern: str) -> dict[str, str]:
+    return {n: m.group(1).replace("_", " ") for n in run.names() if (m := re.fullmatch(pattern, n))}
+
+
+def _curves(run: Run) -> list[Curve]:
+    parts = _by_name(run, r"train/reward/part/(.+)")
+    reasons = _by_name(run, r"train/failed/(.+)")
+    curves = list(_CURVES)
+    curves.insert(1, Curve("Parts of the reward", parts, "mean, before weights", noisy=True, bounds=None))
+    curves.insert(5, Curve("Why parsing failed", reasons, "completions", percent=True, zero=True))
+    sources = run.sources()
+    if len(sources) > 1:
+        curves += [Curve("Reward per source", {f"train/{s}/reward/mean": s for s in sources}, "training", noisy=True),
+                   Curve("IoU per source", {f"train/{s}/iou": s for s in sources}, "training", noisy=True)]
+    return curves
+
+
+def training_curves(run: Run) -> list[str]:
+    """The charts of what training logged, in reading order."""
+    x_range = (0.0, float(max(1, run.last_step)))
+    charts = []
+    for c in _curves(run):
+        many = sorted(c.names, key=lambda n: -max((v or 0.0 for _, v in run.series(n)), default=0.0))[:len(_COLORS)]
+        lines = _lines(run, {n: w for n, w in c.names.items() if n in many}, c.noisy)
+        left_out = f"{len(c.names) - len(many)} smaller ones not drawn" if len(c.names) > len(many) else ""
+        charts.append(line_chart(c.title, lines, unit=c.unit, percent=c.percent, zero=c.zero, bounds=c.bounds, log=c.log,
+                                 x_range=x_range, note=left_out))
+    return [c for c in charts if c]
+
+
+def other_metrics(run: Run) -> str:
+    """Every logged metric without a chart of its own: first, last, lowest and highest value and a small curve."""
+    drawn = {n for c in _curves(run) for n in c.names}
+    rows = []
+    for name in run.names():
+        points = run.series(name)
+        if name in drawn or name.startswith(("eval/", "time/")) or name in ("speed/tokens_per_s", "memory/peak_gib"):
+            continue
+        values = [v for _, v in points if v is not None]
+        if not values:
+            rows.append(f'<tr><td>{esc(name)}</td><td colspan="5" class="dim">no finite value</td></tr>')
+            continue
+        rows.append(f"<tr><td>{esc(name)}</td><td>{sparkline(points)}</td>" + "".join(
+            f'<td class="num">{short(v)}</td>' for v in (values[0], values[-1], min(values), max(values))) + "</tr>")
+    if not rows:
+        return ""
+    return (f"<details><summary>Other metrics <small>{plural(len(rows), 'name')}</small></summary>"
+            '<div class="scroll"><table><thead><tr><th>name</th><th></th><th class="num">first</th><th class="num">last</th>'
+            f'<th class="num">lowest</th><th class="num">highest</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div></details>')

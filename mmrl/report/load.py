@@ -1,0 +1,184 @@
+"""Read a run's folder for the report, forgiving what is missing or half written: a run in progress can be looked at.
+
+Nothing is guessed: what could not be read is listed in `Run.notes`, which the page shows.
+"""
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmrl.errors import DataError
+
+__all__ = ["EvalStep", "Run", "Series", "load_run"]
+
+Series = list[tuple[float, float | None]]
+"""(step, value) in order of step; None where the value is missing, null or not finite."""
+
+
+@dataclass(frozen=True)
+class EvalStep:
+    """One evaluation. `estimates[mode][metric]` is {'mean', 'low', 'high', 'n'}; missing numbers are None."""
+
+    step: int
+    folder: Path
+    estimates: Mapping[str, Mapping[str, Mapping[str, float | None]]]
+    per_source: Mapping[str, Mapping[str, Mapping[str, float | None]]]
+    protocol: Mapping[str, Any]
+
+    def rows(self, keep: Callable[[dict[str, Any]], bool] = lambda row: True) -> Iterator[dict[str, Any]]:
+        """Rows of predictions.jsonl that `keep` wants, read line by line; lines cut short by a kill are passed over."""
+        path = self.folder / "predictions.jsonl"
+        if not path.is_file():
+            return
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                row = _parse(line)
+                if isinstance(row, dict) and keep(row):
+                    yield row
+
+
+@dataclass
+class Run:
+    """What the folder holds. `metrics` are the rows of metrics.jsonl, the last one winning where a step occurs twice."""
+
+    folder: Path
+    info: dict[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    evals: list[EvalStep] = field(default_factory=list)
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    gallery_ids: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The run's name, else its folder's."""
+        return str(self.info.get("name") or self.folder.name)
+
+    @property
+    def last_step(self) -> int:
+        """The last step with metrics or an evaluation."""
+        return max([int(r["step"]) for r in self.metrics[-1:]] + [e.step for e in self.evals[-1:]], default=0)
+
+    def names(self) -> list[str]:
+        """All metric names, in order of first appearance, without 'step'."""
+        return [n for n in dict.fromkeys(k for row in self.metrics for k in row) if n != "step"]
+
+    def series(self, name: str) -> Series:
+        """The metric over the steps; empty when no step has a finite value."""
+        points: Series = [(float(row["step"]), number(row.get(name))) for row in self.metrics]
+        return points if any(v is not None for _, v in points) else []
+
+    def sources(self) -> list[str]:
+        """Data sources named in training metrics and evaluations, in order of first appearance."""
+        found = [m.group(1) for n in self.names() if (m := re.fullmatch(r"train/(.+)/reward/mean", n))]
+        return list(dict.fromkeys(found + [s for e in self.evals for s in e.per_source]))
+
+
+def number(value: Any) -> float | None:
+    """A finite float, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _parse(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json(path: Path, run: Run) -> dict[str, Any]:
+    name = path.relative_to(run.folder).as_posix()
+    if not path.is_file():
+        run.notes.append(f"{name} is missing")
+        return {}
+    value = _parse(path.read_text(encoding="utf-8", errors="replace"))
+    if not isinstance(value, dict):
+        run.notes.append(f"{name} is not a complete JSON object")
+        return {}
+    return value
+
+
+def _jsonl(path: Path, run: Run) -> list[dict[str, Any]]:
+    """Rows that carry a step; broken lines are counted in the notes."""
+    name = path.relative_to(run.folder).as_posix()
+    if not path.is_file():
+        run.notes.append(f"{name} is missing")
+        return []
+    rows, broken = [], 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            row = _parse(line) if line.strip() else {}
+            if isinstance(row, dict) and number(row.get("step")) is not None:
+                rows.append(row)
+            elif line.strip():
+                broken += 1
+    if broken:
+        run.notes.append(f"{name}: {broken} line{'s' if broken > 1 else ''} could not be read and "
+                         f"{'are' if broken > 1 else 'is'} left out")
+    return rows
+
+
+def _estimates(value: Any) -> dict[str, dict[str, float | None]]:
+    """{'metric': {'mean', 'low', 'high', 'n'}} of whatever has a mean in `value`."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(name): {k: number(e.get(k)) for k in ("mean", "low", "high", "n")} for name, e in value.items()
+            if isinstance(e, Mapping) and number(e.get("mean")) is not None}
+
+
+def _load_evals(run: Run) -> None:
+    folder = run.folder / "eval"
+    if not folder.is_dir():
+        run.notes.append("eval/ is missing")
+        return
+    for path in sorted(folder.glob("step_*")):
+        if not re.fullmatch(r"step_\d+", path.name) or not path.is_dir():
+            continue
+        if not (path / "results.json").is_file():
+            run.notes.append(f"eval/{path.name}/results.json is missing: the evaluation was not finished")
+            continue
+        data = _json(path / "results.json", run)
+        if not data:
+            continue
+        sources = data.get("per_source")
+        run.evals.append(EvalStep(
+            int(path.name.removeprefix("step_")), path, {mode: _estimates(data.get(mode)) for mode in ("greedy", "sampled")},
+            {str(s): _estimates(v) for s, v in sources.items()} if isinstance(sources, Mapping) else {},
+            data["protocol"] if isinstance(data.get("protocol"), Mapping) else {}))
+        if not (path / "predictions.jsonl").is_file():
+            run.notes.append(f"eval/{path.name}/predictions.jsonl is missing")
+    run.evals.sort(key=lambda e: e.step)
+    if not run.evals:
+        run.notes.append("eval/ holds no finished evaluation")
+
+
+def load_run(folder: Path) -> Run:
+    """Everything the report needs. Raises DataError when `folder` is no folder; all else is a note."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"expected the folder of a run, found nothing at {folder}; give the folder that holds run.json")
+    run = Run(folder)
+    run.info = _json(folder / "run.json", run)
+    if (folder / "config.yaml").is_file():
+        run.config_text = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    else:
+        run.notes.append("config.yaml is missing")
+    by_step = {row["step"]: row for row in _jsonl(folder / "metrics.jsonl", run)}
+    run.metrics = [by_step[step] for step in sorted(by_step)]
+    _load_evals(run)
+    run.alarms = _jsonl(folder / "alarms.jsonl", run)
+    if (folder / "gallery.json").is_file():
+        ids = _json(folder / "gallery.json", run).get("ids")
+        run.gallery_ids = [str(i) for i in ids] if isinstance(ids, list) else []
+    gaps = sum(isinstance(v, float) and not math.isfinite(v) for row in run.metrics for v in row.values())
+    if gaps:
+        run.notes.append(f"metrics.jsonl: {gaps} value{'s' if gaps > 1 else ''} not finite (NaN or infinite), drawn as gaps")
+    return run

@@ -1,0 +1,144 @@
+"""The tables of the page: sources, alarms, timing, configuration and versions."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmrl.report.charts import Line, bar_chart, line_chart, share_bar
+from mmrl.report.curves import MODES, metric_order
+from mmrl.report.load import EvalStep, Run, Series
+from mmrl.report.text import esc, interval, metric_name, plural, short, span
+
+__all__ = ["alarms", "configuration", "per_source", "timing"]
+
+PHASES = {"rollout": "c1", "reward": "c3", "logprobs": "c6", "update": "c2"}
+BESIDE = {"eval": "c5", "checkpoint": "c4"}
+
+
+def _source_estimate(evaluation: EvalStep | None, source: str, mode: str, metric: str) -> Mapping[str, float | None] | None:
+    """per_source names sampled metrics 'sampled/iou' when there are greedy ones too, plainly otherwise."""
+    if evaluation is None:
+        return None
+    plain = mode == "greedy" or not evaluation.estimates.get("greedy")
+    if mode == "greedy" and not evaluation.estimates.get("greedy"):
+        return None
+    return evaluation.per_source.get(source, {}).get(metric if plain else f"{mode}/{metric}")
+
+
+def _change(before: Mapping[str, float | None] | None, after: Mapping[str, float | None] | None) -> str:
+    if before is None and after is None:
+        return '<td class="num dim">–</td>'
+    new = after or before or {}
+    mean, spread = interval(new)
+    old = f'<span class="dim">{interval(before)[0]} → </span>' if before and after else ""
+    return f'<td class="num">{old}<b>{mean}</b><br><span class="ci">{spread}</span></td>'
+
+
+def per_source(run: Run, headline: str) -> str:
+    """One row per data source: held-out metrics before -> after with intervals, and the training reward early and late."""
+    sources = run.sources()
+    if not sources:
+        return '<p class="missing">No data source is named in metrics.jsonl or eval/*/results.json.</p>'
+    first = run.evals[0] if run.evals else None
+    last = run.evals[-1] if len(run.evals) > 1 else None
+    names = metric_order([n for e in run.evals for m in MODES for n in e.estimates.get(m, {})], headline)
+    names = [n for n in names if n in (headline, "iou", "acc@0.5", "parse_rate")][:3]
+    columns = [(m, n) for n in names for m in MODES if any(
+        _source_estimate(e, s, m, n) for e in run.evals for s in sources)]
+    head = "".join(f'<th class="num">{esc(metric_name(n))}<br><small>{m}</small></th>' for m, n in columns)
+    rows = []
+    for source in sources:
+        counts = [_source_estimate(last or first, source, m, n) for m, n in columns]
+        n = next((e["n"] for e in counts if e and e.get("n") is not None), None)
+        cells = "".join(_change(_source_estimate(first, source, m, k), _source_estimate(last, source, m, k)) for m, k in columns)
+        values = [v for _, v in run.series(f"train/{source}/reward/mean") if v is not None]
+        tenth = max(1, len(values) // 10)
+        train = (f'<span class="dim">{short(sum(values[:tenth]) / tenth)} → </span><b>{short(sum(values[-tenth:]) / tenth)}</b>'
+                 if values else "–")
+        rows.append(f'<tr><td>{esc(source)}</td><td class="num">{short(n)}</td>{cells}<td class="num">{train}</td></tr>')
+    return ('<div class="scroll card"><table><thead><tr><th>source</th><th class="num">n</th>' + head +
+            '<th class="num">training reward<br><small>first → last tenth</small></th></tr></thead>'
+            f'<tbody>{"".join(rows)}</tbody></table></div>')
+
+
+def alarms(run: Run) -> str:
+    """What the alarm board raised, in order of step."""
+    if not run.alarms:
+        if "alarms.jsonl is missing" in run.notes:
+            return '<p class="missing">alarms.jsonl is missing.</p>'
+        return '<p class="calm">No alarm was raised.</p>'
+    shown = run.alarms[:100]
+    items = "".join(
+        f'<li class="{"error" if a.get("severity") == "error" else "warning"}"><span class="step">step {esc(a["step"])}</span>'
+        f'<b>{esc(str(a.get("name", "alarm")).replace("_", " "))}</b><span class="sev">{esc(a.get("severity") or "warning")}</span>'
+        f'<p>{esc(str(a.get("message", ""))[:2000])}</p></li>' for a in shown)
+    more = f'<p class="note">{len(run.alarms) - len(shown):,} more in alarms.jsonl</p>' if len(run.alarms) > len(shown) else ""
+    return f'<ul class="alarms">{items}</ul>{more}'
+
+
+def _seconds(run: Run) -> tuple[dict[str, Series], dict[str, Series]]:
+    """Per step: phases within time/total (with what they leave over), and phases beside it."""
+    inside = {p: run.series(f"time/{p}") for p in PHASES}
+    beside = {p: run.series(f"time/{p}") for p in BESIDE}
+    inside = {p: s for p, s in inside.items() if s}
+    rest: Series = []
+    for i, (step, total) in enumerate(run.series("time/total")):
+        known = sum(s[i][1] or 0.0 for s in inside.values())
+        rest.append((step, max(0.0, total - known) if total is not None else None))
+    if sum(v or 0.0 for _, v in rest) > 0:
+        inside["other"] = rest
+    return inside, {p: s for p, s in beside.items() if s}
+
+
+def timing(run: Run) -> str:
+    """Seconds per phase stacked per step, shares of the whole, throughput and memory."""
+    inside, beside = _seconds(run)
+    if not inside and not beside:
+        return '<p class="missing">metrics.jsonl holds no time/* yet.</p>'
+    colors = {**PHASES, **BESIDE, "other": "gray"}
+    totals = {p: sum(v or 0.0 for _, v in s) for p, s in {**inside, **beside}.items()}
+    whole = sum(totals.values())
+    counts = {p: sum(v is not None for _, v in s) for p, s in {**inside, **beside}.items()}
+    rows = "".join(
+        f'<tr><td><i class="swatch" style="--c:var(--{colors[p]})"></i>{p}</td><td class="num">{span(t)}</td>'
+        f'<td class="num">{100 * t / whole if whole else 0:.1f} %</td><td class="num">{short(t / counts[p])} s</td></tr>'
+        for p, t in totals.items() if counts[p])
+    table = (f'<div class="card"><h3>Where the time went <small>{span(whole)} in all</small></h3>'
+             f'{share_bar([(p, t, colors[p]) for p, t in totals.items()])}<table><thead><tr><th>phase</th><th class="num">time</th>'
+             f'<th class="num">share</th><th class="num">each time</th></tr></thead><tbody>{rows}</tbody></table></div>')
+    x_range = (0.0, float(max(1, run.last_step)))
+    charts = [
+        bar_chart("Seconds per step", [Line(p, s, colors[p]) for p, s in inside.items()], unit="seconds"),
+        _event_chart("Evaluation and checkpoints", beside, colors),
+        line_chart("Speed", [Line("tokens", run.series("speed/tokens_per_s"), "c1", noisy=True)], unit="tokens per second",
+                   zero=True, x_range=x_range),
+        line_chart("Peak memory", [Line("memory", run.series("memory/peak_gib"), "c1")], unit="GiB", zero=True, x_range=x_range)]
+    return f'<div class="charts timing">{table}{"".join(f"<div class=card>{c}</div>" for c in charts if c)}</div>'
+
+
+def _event_chart(title: str, beside: Mapping[str, Series], colors: Mapping[str, str]) -> str:
+    """Phases that happen now and then: bars only at their steps."""
+    steps = sorted({s for points in beside.values() for s, v in points if v is not None})
+    lines = [Line(p, [(s, dict(points).get(s)) for s in steps], colors[p]) for p, points in beside.items()]
+    return bar_chart(title, lines, unit="seconds each time")
+
+
+def _pairs(title: str, values: Any) -> str:
+    if not isinstance(values, Mapping) or not values:
+        return ""
+    rows = "".join(f"<tr><td>{esc(k)}</td><td>{esc(v)}</td></tr>" for k, v in values.items())
+    return f'<div class="card"><h3>{esc(title)}</h3><table class="pairs"><tbody>{rows}</tbody></table></div>'
+
+
+def configuration(run: Run) -> str:
+    """Command, configuration, versions, machine and evaluation protocol, folded."""
+    command = f'<p class="note">Command</p><pre class="code">{esc(run.info["command"])}</pre>' if run.info.get("command") else ""
+    text = (f'<details><summary>config.yaml <small>{plural(run.config_text.count(chr(10)), "line")}</small></summary>'
+            f'<pre class="code">{esc(run.config_text[:200_000])}</pre></details>'
+            if run.config_text else '<p class="missing">config.yaml is missing.</p>')
+    protocol = {k: v for k, v in run.evals[-1].protocol.items() if k != "versions"} if run.evals else {}
+    tables = _pairs("Versions", run.info.get("versions")) + _pairs("Machine", run.info.get("machine")) + _pairs(
+        "Evaluation protocol", protocol)
+    folded = f'<details><summary>Versions, machine, protocol</summary><div class="charts">{tables}</div></details>' if tables else (
+        '<p class="missing">run.json names no versions.</p>')
+    return command + text + folded

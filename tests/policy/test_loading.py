@@ -1,0 +1,282 @@
+"""Loading and saving: what is frozen stays frozen, what was saved is what transformers loads, mistakes are named."""
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmrl.config import LoraSettings, ModelConfig
+from mmrl.coords import CoordFrame
+from mmrl.errors import ConfigError, DataError, MediaError, MismatchError
+from mmrl.policy.encode import fingerprint
+from mmrl.policy.loading import TEMPLATES, load_policy
+from mmrl.policy.pack import PackItem, pack
+from mmrl.policy.policy import Policy
+from mmrl.policy.tiny import TinySpec, build_tiny
+from mmrl.schedule import SerialSchedule
+from mmrl.trainer import Trainer
+from tests.engine_kit import (
+    ARCHITECTURES,
+    Album,
+    album_data,
+    config_file,
+    fresh_policy,
+    loose,
+    picture,
+    sample_with,
+    tiny_folder,
+    weights_of,
+)
+
+TASK = Album()
+
+
+def part_of(name: str) -> str:
+    """Which part a parameter belongs to, by the names transformers gives."""
+    if "visual" not in name:
+        return "language"
+    return "projector" if "merger" in name else "vision"
+
+
+def some_batch(p: Policy) -> Any:
+    prompt = p.encoder(sample_with([picture((112, 84)), picture((56, 56))]), TASK)
+    return pack([PackItem(prompt, ((5, 6, 7), (80,)))])
+
+
+def randomize_adapter(p: Policy) -> None:
+    """A fresh adapter changes nothing (B = 0): give it values."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in p.trainable():
+            if "lora_B" in name:
+                parameter.copy_(0.1 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("parts", [[], ["vision"], ["projector"], ["language"], ["vision", "projector"], ["vision", "language"]])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_frozen_parts_and_only_they_get_no_gradient(arch: str, parts: list[str]) -> None:
+    p = fresh_policy(arch, freeze=parts)
+    p.logp(some_batch(p)).logp_N.sum().backward()
+    parameters = dict(p.model.named_parameters())
+    assert {part_of(n) for n in parameters} == {"vision", "projector", "language"}
+    without = {part_of(n) for n, q in parameters.items() if q.grad is None}
+    assert without == set(parts)
+    for name, parameter in parameters.items():
+        assert (parameter.grad is None) == (part_of(name) in parts), name
+    assert [n for n, _ in p.trainable()] == [n for n in parameters if part_of(n) not in parts]
+
+
+@pytest.mark.parametrize(("vision", "freeze", "reached"), [
+    (False, [], {"language"}), (True, [], {"language", "vision"}), (True, ["vision"], {"language"}),
+    (True, ["language"], {"vision"})])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_lora_adapts_what_was_asked(arch: str, vision: bool, freeze: list[str], reached: set[str]) -> None:
+    modules = ["q_proj", "v_proj", "qkv", "gate_proj"]
+    p = fresh_policy(arch, lora=LoraSettings(r=2, vision=vision, target_modules=modules), freeze=freeze)
+    names = [n for n, _ in p.trainable()]
+    assert names and all("lora_" in n for n in names)
+    assert {part_of(n) for n in names} == reached
+    p.logp(some_batch(p)).logp_N.sum().backward()
+    assert all((q.grad is not None) == q.requires_grad for q in p.model.parameters())
+
+
+def test_lora_starts_equal_to_the_base_and_depends_on_its_seed_only() -> None:
+    plain = fresh_policy()
+    torch.manual_seed(1)
+    first = fresh_policy(lora=LoraSettings(r=4))
+    torch.manual_seed(2)
+    second, third = fresh_policy(lora=LoraSettings(r=4)), fresh_policy(lora=LoraSettings(r=4, seed=9))
+    batch = some_batch(plain)
+    assert torch.equal(first.logp(batch).logp_N, plain.logp(batch).logp_N)
+    same = [torch.equal(a, b) for (_, a), (_, b) in zip(first.trainable(), second.trainable(), strict=True)]
+    other = [torch.equal(a, b) for (_, a), (_, b) in zip(first.trainable(), third.trainable(), strict=True)]
+    assert all(same) and not all(other)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=4)], ids=["full", "lora"])
+def test_reference_is_the_policy_as_loaded(lora: LoraSettings | None) -> None:
+    p = fresh_policy(needs_reference=True, lora=lora)
+    batch = some_batch(p)
+    start = p.logp(batch).logp_N.detach()
+    with torch.no_grad():
+        for _, parameter in p.trainable():
+            parameter.add_(0.05)
+    moved = p.logp(batch).logp_N.detach()
+    assert (moved - start).abs().max() > 1e-3
+    with torch.no_grad(), p.reference() as reference:
+        assert torch.equal(reference.logp(batch).logp_N, start)
+    assert torch.equal(p.logp(batch).logp_N.detach(), moved), "and back again"
+
+
+def test_reference_must_be_asked_for_and_survives_errors() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.kl\.coef"), fresh_policy().reference():
+        pass
+    p = fresh_policy(needs_reference=True)
+    model = p.model
+    with pytest.raises(RuntimeError, match="inside"), p.reference():
+        raise RuntimeError("inside")
+    assert p.model is model
+
+
+def _all_logits(model: Any, processor: Any, path: str) -> torch.Tensor:
+    text = processor.apply_chat_template([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "red"}]}],
+                                         add_generation_prompt=True, tokenize=False)
+    inputs = processor(text=[text], images=[Image.open(path).convert("RGB")], return_tensors="pt")
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+def _digest(model: Any) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=4, vision=True, target_modules=["q_proj", "o_proj", "qkv", "down_proj"])],
+                         ids=["full", "lora"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_saved_model_is_what_transformers_loads(arch: str, lora: LoraSettings | None, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    p = fresh_policy(arch, lora=lora)
+    with torch.no_grad():
+        for _, parameter in p.trainable():
+            parameter.add_(0.01 * torch.sin(torch.arange(parameter.numel())).view_as(parameter))
+    before, live = _digest(p.model), p.logp(some_batch(p)).logp_N.detach()
+    p.save(tmp_path)
+    assert _digest(p.model) == before, "saving must not touch the live weights"
+    assert torch.equal(p.logp(some_batch(p)).logp_N.detach(), live)
+    assert "mmrl" not in (tmp_path / "config.json").read_text(), "loads without mmrl"
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    p.model.eval()
+    ours = _all_logits(p.model, p.processor, picture((112, 84)))
+    theirs = _all_logits(model, processor, picture((112, 84)))
+    if lora is None:
+        assert torch.equal(ours, theirs)
+        assert dict(model.state_dict()).keys() == dict(p.model.state_dict()).keys()
+    else:  # x (W + BA) against x W + (x A) B: the same to rounding
+        assert (ours - theirs).abs().max() < 1e-4 and (ours - theirs).abs().max() < 1e-5 * ours.abs().max()
+        assert not any("lora" in n or "base_layer" in n for n, _ in weights_of(tmp_path))
+        again = load_policy(ModelConfig(path=tiny_folder(arch), device="cpu", lora=lora), weights=tmp_path)
+        assert torch.equal(again.logp(some_batch(again)).logp_N, live), "continuing an adapter is exact"
+    assert model.generation_config.eos_token_id == p.base.generation_config.eos_token_id
+
+
+@pytest.mark.parametrize(("arch", "frame", "system"), [
+    ("qwen2_vl", CoordFrame.REL1000, True), ("qwen2_5_vl", CoordFrame.ABS_RESIZED, True), ("qwen3_vl", CoordFrame.REL1000, False)])
+def test_templates(arch: str, frame: CoordFrame, system: bool) -> None:
+    p = fresh_policy(arch)
+    assert (p.template.name, p.template.frame, bool(p.template.system)) == (arch, frame, system)
+    text = p.encoder.text(sample_with([picture((56, 56))]), TASK)
+    assert ("<|im_start|>system" in text) == system
+    other = fresh_policy(arch, frame=CoordFrame.REL1, system="Be brief.", template="qwen3_vl")
+    assert (other.template.name, other.template.frame) == ("qwen3_vl", CoordFrame.REL1)
+    assert "Be brief." in other.encoder.text(sample_with([]), TASK)
+    assert "system" not in fresh_policy(arch, system="").encoder.text(sample_with([]), TASK)
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path.*nowhere"):
+        fresh_policy(path=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=r"'visoin'\. Did you mean 'vision'\?"):
+        fresh_policy(freeze=["visoin"])
+    with pytest.raises(ConfigError, match="every part"):
+        fresh_policy(freeze=["vision", "projector", "language"])
+    with pytest.raises(ConfigError, match="lora"):
+        fresh_policy(freeze=["language"], lora=LoraSettings())
+    bert = tmp_path / "bert"
+    bert.mkdir()
+    (bert / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(ConfigError, match="qwen2_5_vl.*'bert'"):
+        fresh_policy(path=str(bert))
+    with pytest.raises(ConfigError, match=r"'qwen2\.5_vl'\. Did you mean 'qwen2_5_vl'"):
+        load_policy(ModelConfig.model_construct(**{**dict(ModelConfig(path=tiny_folder())), "template": "qwen2.5_vl"}))
+    with pytest.raises(ConfigError, match="Did you mean 'qwen3_vl'"):
+        build_tiny(TinySpec(arch="qwen3vl"))
+    assert set(TEMPLATES) == set(ARCHITECTURES)
+
+
+def test_fingerprint_changes_with_a_pixel_a_position_or_an_id(tmp_path: Path) -> None:
+    p = fresh_policy()
+    path = tmp_path / "a.png"
+    pixels = np.random.default_rng(0).integers(0, 256, (56, 56, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    prompt = p.encoder(sample_with([str(path)]), TASK)
+    seen = fingerprint(prompt.ids_P, prompt.positions_3P, prompt.media)
+    assert seen == fingerprint(prompt.ids_P.clone(), prompt.positions_3P.clone(), dict(reversed(prompt.media.items())))
+    ids, positions = prompt.ids_P.clone(), prompt.positions_3P.clone()
+    ids[-1] += 1
+    positions[2, 5] += 1
+    assert fingerprint(ids, prompt.positions_3P, prompt.media) != seen
+    assert fingerprint(prompt.ids_P, positions, prompt.media) != seen
+    pixels[10, 10, 1] ^= 1  # one bit of one colour of one pixel
+    Image.fromarray(pixels).save(path)
+    changed = fresh_policy().encoder(sample_with([str(path)]), TASK)
+    assert fingerprint(changed.ids_P, changed.positions_3P, changed.media) != seen
+    turned = {k: v.reshape(v.shape[::-1]) if v.ndim == 2 else v for k, v in prompt.media.items()}
+    assert fingerprint(prompt.ids_P, prompt.positions_3P, turned) != seen, "the shape is part of it"
+
+
+def test_encoder_recalls_only_the_same_question_of_the_same_task() -> None:
+    p = fresh_policy()
+    first = sample_with([picture((56, 56))], "red?", 1)
+    prompt = p.encoder(first, TASK)
+    assert p.encoder(replace(first), TASK) is prompt and p.encoder.hits == 1
+    for other in (replace(first, question="blue?"), replace(first, images=(picture((112, 84)),))):
+        assert p.encoder(other, TASK) is not prompt, "the same id in another file is another sample"
+    assert p.encoder(first, Album()) is not prompt, "another task may ask differently"
+    p.encoder._cache_bytes = 3 * prompt.nbytes
+    for number in range(9):
+        p.encoder(replace(first, id=f"x{number}"), TASK)
+        assert p.encoder._used_bytes == sum(e[0].nbytes for e in p.encoder._cache.values()) <= 3 * prompt.nbytes
+
+
+def test_prompts_are_never_cut() -> None:
+    p = fresh_policy(max_prompt_tokens=20)
+    with pytest.raises(DataError, match="at most 20 prompt tokens, found .*of them media.*max_pixels"):
+        p.encoder(sample_with([picture((640, 427))]), TASK)
+
+    class Forgetful(Album):
+        def messages(self, sample: Any, template: Any) -> list[dict[str, Any]]:
+            return [{"role": "user", "content": [{"type": "text", "text": "no picture here"}]}]
+
+    with pytest.raises(DataError, match="one image item per picture, found 0 items for 1 pictures.*Forgetful"):
+        p.encoder(sample_with([picture((56, 56))]), Forgetful())
+
+
+@pytest.mark.parametrize("change", ["pixels", "removed"])
+def test_a_picture_changed_between_rollout_and_update_is_noticed(change: str, tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmrl.config import load_config
+
+    paths = []
+    for i in range(3):
+        paths.append(str(tmp_path / f"{i}.png"))
+        Image.open(picture((112, 84), i)).save(paths[-1])
+    data = album_data(tmp_path, [[path] for path in paths])
+    tree = loose(tmp_path / "runs", data, data={"prompt_cache_gib": 0}, train={"steps": 1, "prompts_per_step": 3})
+    trainer = Trainer(load_config(config_file(tmp_path / "c.yaml", tree)))
+    rollout = SerialSchedule.groups
+
+    def then_change(self: SerialSchedule, step: int) -> Any:
+        yield from rollout(self, step)  # the groups are closed; now someone touches the data folder
+        for path in paths:
+            if change == "removed":
+                Path(path).unlink()
+            else:
+                Image.open(picture((112, 84), 9)).save(path)
+
+    monkeypatch.setattr(SerialSchedule, "groups", then_change)
+    expected, message = (MismatchError, "changed during the run") if change == "pixels" else (MediaError, "found none at")
+    with pytest.raises(expected, match=message):
+        trainer.fit()
+    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "failed"
