@@ -22,7 +22,7 @@ from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.runlog import versions, write_json
 from mmrl.schedule import score_origin
 from mmrl.scoring import ScoreJob, Scorer
-from mmrl.stats import bootstrap_mean
+from mmrl.stats import describe
 from mmrl.types import RewardContext, Sample, Score, StopReason
 from mmrl.world import World
 
@@ -127,7 +127,7 @@ def _estimates(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
                                        "parse_rate": [float(r["_score"].parsed) for r in rows]}
     for name in sorted({m for r in rows for m in r["_score"].metrics}):
         columns[name] = [float(r["_score"].metrics.get(name, 0.0)) for r in rows]
-    return {name: dataclasses.asdict(bootstrap_mean(values, level=0.95, seed=seed, clusters=clusters))
+    return {name: dataclasses.asdict(describe(values, clusters=clusters, level=0.95, seed=seed))
             for name, values in columns.items()}
 
 

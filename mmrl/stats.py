@@ -25,7 +25,7 @@ _CHUNK = 2_000_000  # random indices drawn at a time: bounds the memory of a lar
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its confidence interval [low, high]; n counts independent units (pictures, episodes), not completions.
+    """A mean with its confidence interval [low, high]; n counts independent units (pictures), not completions.
 
     low and high are NaN when n == 1: one unit says nothing about the spread.
     """
@@ -70,7 +70,7 @@ def _columns(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tu
     if clusters is None:
         return np.sort(values_V), np.ones_like(values_V)
     if len(clusters) != values_V.size:
-        raise DataError(f"expected one cluster name per value, found {len(clusters)} names for {values_V.size} values")
+        raise DataError(f"expected one cluster per value, found {len(clusters)} for {values_V.size} values")
     number: dict[Hashable, int] = {}
     which_V = np.array([number.setdefault(c, len(number)) for c in clusters])
     sums_N = np.bincount(which_V, weights=values_V)
@@ -99,8 +99,9 @@ def bootstrap_mean(values: Sequence[float], level: float = 0.95, seed: int = 0,
     `clusters` names the unit each value belongs to (avg@k: the picture); without it every value is its own unit. The
     interval is the percentile interval with Hesterberg's expansion for small n: the tail probability alpha / 2 becomes
     Phi(-t_{1 - alpha/2, n - 1} * sqrt(n / (n - 1))). The same seed gives the same interval, whatever the order of the
-    rows. Source: T. Hesterberg, "What Teachers Should Know About the Bootstrap", 2014, arXiv:1411.5279, section 5.1.
-    Raises DataError for an empty list, values that are not finite, or as many names as values not being given.
+    rows. Source: T. Hesterberg, "What Teachers Should Know About the Bootstrap", 2014, arXiv:1411.5279, "expanded
+    percentile interval". Raises DataError for an empty list, values that are not finite, or a wrong number of cluster
+    names.
     """
     import numpy as np
 
@@ -128,7 +129,7 @@ def describe(values: Sequence[float], clusters: Sequence[Hashable] | None = None
     if kinds and kinds <= {0.0, 1.0}:
         units = len(values) if clusters is None else len(set(clusters))
         if clusters is not None and len(clusters) != len(values):
-            raise DataError(f"expected one cluster name per value, found {len(clusters)} names for {len(values)} values")
+            raise DataError(f"expected one cluster per value, found {len(clusters)} for {len(values)} values")
         if units == len(values):
             return wilson(round(sum(values)), units, level)
         if len(kinds) == 1:

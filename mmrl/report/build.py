@@ -2,8 +2,8 @@
 
     mmrl report runs/demo        # writes runs/demo/report.html
 
-Every number comes from the files in the run's folder; what is missing is said. The page opens without a network and may
-not load anything: its content security policy allows only its own style, its own script (by hash) and embedded pictures.
+Every number comes from the files in the run's folder; what is missing is said. The page opens without a network and
+may not load anything: its content security policy allows only its own style and script (by hash) and embedded pictures.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
+from mmrl.report.charts import smoothing_note
 from mmrl.report.compare import comparison_body
 from mmrl.report.curves import held_out_curves, other_metrics, training_curves
 from mmrl.report.gallery import gallery, parse_failures, worst_cases
@@ -36,7 +37,8 @@ def _page(title: str, body: str) -> str:
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{esc(title)}</title>\n'
-            f'<link rel="icon" href="data:,">\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n<script>{script}</script>\n'
+            f'<link rel="icon" href="data:,">\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n<script>{script}'
+            f'</script>\n'
             "</body>\n</html>\n")
 
 
@@ -64,8 +66,9 @@ def _curves(run: Run, headline: str) -> str:
            '<p class="missing">No finished evaluation in eval/.</p>']
     if more:
         out.append(f"<details><summary>Other held-out metrics</summary>{_cards(more)}</details>")
-    out += ["<h3>Training</h3>", _cards(train) if train else '<p class="missing">metrics.jsonl holds no steps yet.</p>',
-            other_metrics(run)]
+    note = smoothing_note(len(run.metrics))
+    out += [f"<h3>Training <small>{note}</small></h3>" if note and train else "<h3>Training</h3>",
+            _cards(train) if train else '<p class="missing">metrics.jsonl holds no steps yet.</p>', other_metrics(run)]
     return "".join(out)
 
 
@@ -73,7 +76,8 @@ def _notes(run: Run) -> str:
     if not run.notes:
         return ""
     items = "".join(f"<li>{esc(note)}</li>" for note in run.notes)
-    return f'<details class="notes"><summary>Missing or unreadable <small>{len(run.notes)}</small></summary><ul>{items}</ul></details>'
+    return (f'<details class="notes"><summary>Missing or unreadable <small>{len(run.notes)}</small></summary>'
+            f"<ul>{items}</ul></details>")
 
 
 def build_report(run_dir: Path) -> Path:

@@ -10,12 +10,17 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mmrl.report.load import Series
 from mmrl.report.text import esc, short
 
-__all__ = ["Line", "bar_chart", "bucketed", "line_chart", "nice_ticks", "share_bar", "sparkline", "track"]
+__all__ = [
+    "Line", "bar_chart", "bucketed", "line_chart", "nice_ticks", "share_bar", "smoothing_note", "sparkline", "track",
+    "trailing_mean",
+]
 
+NOISY = 30  # from this many points on a trailing mean is drawn over noisy ones
 MAX_POINTS = 300  # more points than pixels of a card only make the file large
 W, H = 1000.0, 400.0  # drawing units of a plot
 
@@ -45,7 +50,7 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * f for f in (1, 2, 2.5, 5, 10) if power * f >= raw * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def bucketed(points: Series, limit: int = MAX_POINTS) -> tuple[Series, int]:
@@ -80,7 +85,7 @@ class _Axis:
 
     def at(self, v: float) -> float:
         if self.log:
-            return (math.log10(max(v, self.low)) - math.log10(self.low)) / (math.log10(self.high) - math.log10(self.low))
+            return math.log10(max(v, self.low) / self.low) / math.log10(self.high / self.low)
         return (v - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
@@ -97,7 +102,7 @@ def _y_axis(values: Sequence[float], zero: bool, bounds: tuple[float, float] | N
         return _Axis(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)), True)
     if zero:
         low, high = min(0.0, low), max(0.0, high)
-    pad = 0.08 * (high - low) or 0.1 * abs(high) or 0.5
+    pad = 0.08 * (high - low) or 0.1 * abs(high) or 0.05
     low, high = low - (0 if zero and low == 0 else pad), high + pad
     if bounds:
         room = 0.02 * (high - low)  # a line at exactly 0 or 1 keeps its full width
@@ -142,7 +147,7 @@ def _draw(line: Line, x: _Axis, y: _Axis) -> str:
     if line.low and line.high:
         out.append(f'<path class="band" {style} d="{_band(line.low, line.high, x, y)}"/>')
     points, _ = bucketed(line.points)
-    if line.noisy and len(points) >= 30:
+    if line.noisy and len(points) >= NOISY:
         out.append(f'<path class="faint" {style} d="{_path(points, x, y)}"/>')
         points = trailing_mean(points, _window(len(points)))
     out.append(f'<path class="line" {style} d="{_path(points, x, y)}"/>')
@@ -156,6 +161,15 @@ def _window(n: int) -> int:
     return max(5, n // 20)
 
 
+def smoothing_note(num_steps: int) -> str:
+    """How noisy curves of that many points are drawn, in words; '' when they are drawn as they are."""
+    points, size = bucketed([(0.0, 0.0)] * num_steps)
+    if len(points) < NOISY:
+        return ""
+    return f"faint: {'mean of ' + str(size) if size > 1 else 'each'} step{'s' if size > 1 else ''}, bold: mean of " \
+           f"{size * _window(len(points))} steps"
+
+
 def _caption(title: str, unit: str, lines: Sequence[Line], note: str) -> str:
     legend = "".join(f'<span class="key"><i style="--c:var(--{line.color})"></i>{esc(line.name)}</span>'
                      for line in lines) if len(lines) > 1 else ""
@@ -167,17 +181,20 @@ def _frame(caption: str, drawing: str, x: _Axis, y: _Axis, label: Callable[[floa
            about: str) -> str:
     """The figure around a drawing: grid, labels, read-out and its data."""
     y_ticks = [t for t in y.ticks() if -0.001 <= y.at(t) <= 1.001]
-    grid = "".join(f'<path class="grid{" zero" if t == 0 else ""}" d="M0 {(1 - y.at(t)) * H:.1f}H{W:g}"/>' for t in y_ticks)
+    grid = "".join(f'<path class="grid{" zero" if t == 0 else ""}" d="M0 {(1 - y.at(t)) * H:.1f}H{W:g}"/>'
+                   for t in y_ticks)
     names = "".join(f'<span style="top:{100 * (1 - y.at(t)):.2f}%">{esc(label(t))}</span>' for t in y_ticks)
     x_ticks = [t for t in nice_ticks(x.low, x.high, 5) if x_unit != "step" or float(t).is_integer()]
     steps = "".join(f'<span style="left:{100 * x.at(t):.2f}%">{short(t)}</span>' for t in x_ticks)
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     widest = max((len(label(t)) for t in y_ticks), default=1)
     return (f'<figure class="chart" tabindex="0" aria-label="{esc(about)}">{caption}'
-            f'<div class="plot" style="--gutter:{widest + 1}ch"><div class="ylab" aria-hidden="true">{names}</div>'
-            f'<div class="canvas"><svg viewBox="0 0 {W:g} {H:g}" preserveAspectRatio="none" aria-hidden="true">{grid}{drawing}</svg>'
+            f'<div class="plot" style="--gutter:{max(widest + 1, 5)}ch"><div class="ylab" aria-hidden="true">{names}'
+            f'</div>'
+            f'<div class="canvas"><svg viewBox="0 0 {W:g} {H:g}" preserveAspectRatio="none" '
+            f'aria-hidden="true">{grid}{drawing}</svg>'
             f'<div class="cross" hidden></div><div class="readout" hidden></div></div>'
-            f'<div class="xlab" aria-hidden="true">{steps}<em>{esc(x_unit)}</em></div></div>'
+            f'<em aria-hidden="true">{esc(x_unit)}</em><div class="xlab" aria-hidden="true">{steps}</div></div>'
             f'<script type="application/json">{text}</script></figure>')
 
 
@@ -201,8 +218,8 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str = "", percent: bo
                x_unit: str = "step", note: str = "") -> str:
     """A figure with curves, or '' when none of them has a point.
 
-    `percent` labels 0..1 as 0..100 %; `zero` keeps zero in sight; `bounds` are limits a value cannot pass; `log` allows a
-    logarithmic axis when the values span more than two decades.
+    `percent` labels 0..1 as 0..100 %; `zero` keeps zero in sight; `bounds` are limits a value cannot pass; `log` allows
+    a logarithmic axis when the values span more than two decades.
     """
     lines = [line for line in lines if any(v is not None for _, v in line.points)]
     if not lines:
@@ -213,13 +230,11 @@ def line_chart(title: str, lines: Sequence[Line], *, unit: str = "", percent: bo
     steps = [s for points in shown for s, _ in points]
     low_x, high_x = x_range or (min(steps), max(steps))
     x, y = _Axis(low_x, high_x if high_x > low_x else low_x + 1), _y_axis(values, zero, bounds, log)
-    smooth = next((_window(len(p)) for line, p in zip(lines, shown, strict=True) if line.noisy and len(p) >= 30), 0)
     size = max(bucketed(line.points)[1] for line in lines)
     notes = [n for n in (note, f"each point: mean of {size} steps" if size > 1 else "",
-                         f"bold: mean of {smooth} {'points' if size > 1 else 'steps'}" if smooth else "",
-                         "logarithmic scale" if y.log else "") if n]
-    first, last = (next((v for _, v in order if v is not None), None) for order in (lines[0].points, lines[0].points[::-1]))
-    about = f"{title}: {lines[0].name} from {short(first)} to {short(last)}"
+                         "log scale" if y.log else "") if n]
+    known = [v for _, v in lines[0].points if v is not None]
+    about = f"{title}: {lines[0].name} from {short(known[0])} to {short(known[-1])}"
     data = {"x0": x.low, "x1": x.high, "unit": x_unit, "pct": percent, "s": [_data(line) for line in lines]}
     return _frame(_caption(title, unit, lines, " · ".join(notes)), "".join(_draw(line, x, y) for line in lines), x, y,
                   _percent if percent else short, x_unit, data, about)
@@ -237,7 +252,7 @@ def bar_chart(title: str, layers: Sequence[Line], *, unit: str = "", note: str =
     shown = [Line(line.name, bucketed(line.points, 120)[0], line.color) for line in layers]
     steps = [s for s, _ in shown[0].points]
     size = bucketed(layers[0].points, 120)[1]
-    gap = min((b - a for a, b in zip(steps, steps[1:], strict=False)), default=1.0)
+    gap = min((b - a for a, b in pairwise(steps)), default=1.0)
     totals = [sum(line.points[i][1] or 0.0 for line in shown) for i in range(len(steps))]
     x, y = _Axis(steps[0] - 0.6 * gap, steps[-1] + 0.6 * gap), _Axis(0.0, max(totals) * 1.08)
     width = 0.8 * gap / (x.high - x.low) * W
@@ -252,8 +267,10 @@ def bar_chart(title: str, layers: Sequence[Line], *, unit: str = "", note: str =
                 base[i] += v
         drawing.append(f'<path class="bar" style="--c:var(--{line.color})" d="{"".join(rects)}"/>')
     notes = " · ".join(n for n in (note, f"each bar: mean of {size} steps" if size > 1 else "") if n)
-    data = {"x0": x.low, "x1": x.high, "unit": "step", "pct": False, "sum": len(shown) > 1, "s": [_data(s) for s in shown]}
-    return _frame(_caption(title, unit, shown, notes), "".join(drawing), x, y, short, "step", data, f"{title}, stacked bars")
+    data = {"x0": x.low, "x1": x.high, "unit": "step", "pct": False, "sum": len(shown) > 1,
+            "s": [_data(line) for line in shown]}
+    return _frame(_caption(title, unit, shown, notes), "".join(drawing), x, y, short, "step", data, f"{title}, "
+                                                                                                    f"stacked bars")
 
 
 def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
@@ -262,7 +279,8 @@ def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
     if total <= 0:
         return ""
     return '<div class="share" aria-hidden="true">' + "".join(
-        f'<span style="--c:var(--{color});flex-grow:{amount / total:.5f}" title="{esc(name)} {100 * amount / total:.1f} %"></span>'
+        f'<span style="--c:var(--{color});flex-grow:{amount / total:.5f}" '
+        f'title="{esc(name)} {100 * amount / total:.1f} %"></span>'
         for name, amount, color in parts if amount > 0) + "</div>"
 
 
@@ -272,7 +290,7 @@ def sparkline(points: Series) -> str:
     values = [v for _, v in points if v is not None]
     if not values:
         return ""
-    x, y = _Axis(points[0][0], points[-1][0] if points[-1][0] > points[0][0] else points[0][0] + 1), _y_axis(values, False, None, False)
+    x, y = _Axis(points[0][0], max(points[-1][0], points[0][0] + 1)), _y_axis(values, False, None, False)
     return (f'<svg class="spark" viewBox="0 0 {W:g} {H:g}" preserveAspectRatio="none" aria-hidden="true">'
             f'<path class="line" style="--c:var(--c1)" d="{_path(points, x, y)}"/></svg>')
 

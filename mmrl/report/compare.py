@@ -1,13 +1,13 @@
-"""Several runs on one page: last held-out numbers in a table, curves over steps and over seconds laid over each other."""
+"""Several runs on one page: last held-out numbers in a table, curves over steps and minutes laid over each other."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mmrl.errors import DataError
-from mmrl.report.charts import Line, line_chart
+from mmrl.report.charts import Line, line_chart, smoothing_note
 from mmrl.report.curves import MODES, metric_order
 from mmrl.report.load import Run, Series
-from mmrl.report.text import esc, interval, metric_name, short, span
+from mmrl.report.text import esc, interval, metric_name, plural, span
 
 __all__ = ["comparison_body"]
 
@@ -59,10 +59,12 @@ def _table(runs: Sequence[Run], names: Sequence[str]) -> str:
             mean, spread = interval(estimate or {})
             cells.append(f'<td class="num"><b>{mean}</b><br><span class="ci">{spread}</span></td>')
         seconds = sum(v or 0.0 for _, v in run.series("time/total"))
-        rows.append(f'<tr><td><i class="swatch" style="--c:var(--{color})"></i>{esc(name)}</td><td class="num">{run.last_step:,}</td>'
+        rows.append(f'<tr><td><i class="swatch" style="--c:var(--{color})"></i>{esc(name)}</td><td '
+                    f'class="num">{run.last_step:,}</td>'
                     f'<td class="num">{span(seconds) if seconds else "–"}</td>{"".join(cells)}</tr>')
     head = "".join(f'<th class="num">{esc(metric_name(n))}<br><small>{m}</small></th>' for m, n in columns)
-    return ('<div class="scroll card"><table><thead><tr><th>run</th><th class="num">steps</th><th class="num">training time</th>'
+    return ('<div class="scroll card"><table><thead><tr><th>run</th><th class="num">steps</th><th class="num">'
+            'training time</th>'
             f'{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>')
 
 
@@ -73,15 +75,20 @@ def comparison_body(runs: Sequence[Run]) -> str:
     names = _names(runs)
     charts = _held_out(runs, names)
     for title, metric, unit in _TRAINING:
-        lines = [Line(name, run.series(metric), _COLORS[i], noisy=True) for i, (run, name) in enumerate(zip(runs, names, strict=True))]
+        noisy = metric != "train/grad_norm"  # its spikes must not be averaged away
+        lines = [Line(n, r.series(metric), c, noisy=noisy) for r, n, c in zip(runs, names, _COLORS, strict=False)]
         charts.append(line_chart(title, lines, unit=unit, zero=metric.startswith(("time", "speed", "memory"))))
-    timed = [Line(name, _over_time(run), _COLORS[i], noisy=True) for i, (run, name) in enumerate(zip(runs, names, strict=True))]
+    timed = [Line(n, _over_time(r), c, noisy=True) for r, n, c in zip(runs, names, _COLORS, strict=False)]
     charts.append(line_chart("Training reward over time", timed, x_unit="minutes"))
+    note = "faint: each step, bold: trailing mean" if any(smoothing_note(len(r.metrics)) for r in runs) else ""
     cards = "".join(f'<div class="card">{c}</div>' for c in charts if c)
     tasks = ", ".join(dict.fromkeys(short_text for r in runs if (short_text := str(r.info.get("task") or ""))))
-    notes = "".join(f"<li>{esc(name)}: {esc(note)}</li>" for name, run in zip(names, runs, strict=True) for note in run.notes)
-    missing = f'<details class="notes"><summary>Missing or unreadable</summary><ul>{notes}</ul></details>' if notes else ""
-    return (f'<header class="top"><p class="kicker">mmrl comparison</p><h1>{short(len(runs))} runs</h1>'
-            f'<p class="verdict">{esc(tasks)}</p></header><nav><div class="links"></div><button type="button" class="theme" '
-            f'aria-label="switch between light and dark">◐</button></nav><main><h2>Last evaluation</h2>{_table(runs, names)}'
-            f'<h2>Curves</h2><div class="charts">{cards or "<p class=missing>No curves yet.</p>"}</div>{missing}</main>')
+    notes = "".join(f"<li>{esc(n)}: {esc(note)}</li>" for n, r in zip(names, runs, strict=True) for note in r.notes)
+    missing = (f'<details class="notes"><summary>Missing or unreadable</summary><ul>{notes}</ul></details>'
+               if notes else "")
+    body = cards or '<p class="missing">No curves yet.</p>'
+    return (f'<header class="top"><p class="kicker">mmrl comparison</p><h1>{plural(len(runs), "run")}</h1>'
+            f'<p class="verdict">{esc(tasks)}</p></header><nav><div class="links"></div>'
+            '<button type="button" class="theme" aria-label="switch between light and dark">◐</button></nav>'
+            f'<main><h2>Last evaluation</h2>{_table(runs, names)}<h2>Curves <small>{note}</small></h2>'
+            f'<div class="charts">{body}</div>{missing}</main>')

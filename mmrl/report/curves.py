@@ -27,23 +27,23 @@ class Curve:
     zero: bool = False
     bounds: tuple[float, float] | None = None
     log: bool = False
-    noisy: bool = False
+    noisy: bool = True  # False where single steps matter: spikes must not be averaged away
 
 
 _UNIT_RANGE = (0.0, 1.0)
 _CURVES = (
-    Curve("Training reward", {"train/reward/mean": "mean"}, "0 to 1", bounds=_UNIT_RANGE, noisy=True),
-    Curve("Training IoU", {"train/iou": "mIoU", "train/acc@0.5": "Acc@0.5"}, "sampled", bounds=_UNIT_RANGE, noisy=True),
-    Curve("Parse rate", {"train/parse_rate": "parsed"}, "completions", percent=True, bounds=_UNIT_RANGE, noisy=True),
-    Curve("Entropy", {"train/entropy": "entropy"}, "nats per token", zero=True, noisy=True),
+    Curve("Training reward", {"train/reward/mean": "mean"}, "0 to 1", bounds=_UNIT_RANGE),
+    Curve("Training IoU", {"train/iou": "mIoU", "train/acc@0.5": "Acc@0.5"}, "sampled", bounds=_UNIT_RANGE),
+    Curve("Parse rate", {"train/parse_rate": "parsed"}, "share of completions", bounds=_UNIT_RANGE),
+    Curve("Entropy", {"train/entropy": "entropy"}, "nats per token", zero=True),
     Curve("KL", {"train/kl": "to the reference", "train/kl_step": "within a step"}, "nats per token", log=True),
-    Curve("Log-prob gap, sampler and trainer", {"train/logprob_gap/mean": "mean", "train/logprob_gap/max": "max"},
-          "nats per token", log=True, zero=True),
+    Curve("Log-prob gap", {"train/logprob_gap/mean": "mean", "train/logprob_gap/max": "max"},
+          "sampler to trainer, nats per token", log=True, zero=True, noisy=False),
     Curve("Clipped tokens", {"train/clip/low": "low", "train/clip/high": "high", "train/clip/dual": "dual"}, "share",
           percent=True, zero=True),
-    Curve("Gradient norm", {"train/grad_norm": "before clipping"}, "", zero=True, log=True, noisy=True),
-    Curve("Completion length", {"train/length/mean": "all", "train/length/right": "right", "train/length/wrong": "wrong"},
-          "tokens"),
+    Curve("Gradient norm", {"train/grad_norm": "norm"}, "before clipping", zero=True, log=True, noisy=False),
+    Curve("Completion length", {"train/length/mean": "all", "train/length/right": "right",
+                                "train/length/wrong": "wrong"}, "tokens"),
     Curve("Cut by the length limit", {"train/length/clipped": "clipped"}, "completions", percent=True, zero=True,
           bounds=_UNIT_RANGE),
     Curve("Groups without signal", {"train/groups/no_signal": "all rewards equal", "train/groups/all_zero": "all 0",
@@ -52,7 +52,7 @@ _CURVES = (
 
 
 def metric_order(names: Sequence[str], headline: str) -> list[str]:
-    """Headline first, then the common names, then the rest by name; 'reward' and 'parse_rate' close the important ones."""
+    """Headline first, then the common names, then the rest by name."""
     known = [headline, "iou", "acc@0.5", "acc", "accuracy", "success", "reward", "parse_rate"]
     return sorted(dict.fromkeys(names), key=lambda n: (known.index(n) if n in known else len(known), n))
 
@@ -67,7 +67,7 @@ def eval_chart(evals: Sequence[EvalStep], metric: str, x_range: tuple[float, flo
             words = [f"n = {e['n']:.0f}" if e.get("n") is not None else "" for _, e in found]
             lines.append(Line(mode, series["mean"], color, series["low"], series["high"], dots=True, extra=words))
     bounded = metric in _BOUNDED or metric.startswith("acc")
-    return line_chart(metric_name(metric), lines, unit="held-out", percent=metric == "parse_rate",
+    return line_chart(metric_name(metric), lines, unit="held-out",
                       bounds=_UNIT_RANGE if bounded else None, x_range=x_range)
 
 
@@ -81,9 +81,18 @@ def held_out_curves(run: Run, headline: str) -> tuple[list[str], list[str]]:
 
 
 def _lines(run: Run, names: dict[str, str], noisy: bool) -> list[Line]:
-    series = [(words, run.series(name)) for name, words in names.items()]
+    series = [(words, _series(run, name)) for name, words in names.items()]
     return [Line(words, points, _COLORS[i % len(_COLORS)], noisy=noisy, dots=len(points) < 30)
             for i, (words, points) in enumerate(series) if points]
+
+
+def _series(run: Run, name: str) -> Series:
+    """The metric; a reason of failure is logged only in steps where it occurred, so elsewhere its share is 0."""
+    points = run.series(name)
+    if not name.startswith("train/failed/"):
+        return points
+    logged = {step for step, v in run.series("train/parse_rate") if v is not None}
+    return [(step, 0.0 if v is None and step in logged else v) for step, v in points]
 
 
 def _by_name(run: Run, pattern: str) -> dict[str, str]:
@@ -94,12 +103,12 @@ def _curves(run: Run) -> list[Curve]:
     parts = _by_name(run, r"train/reward/part/(.+)")
     reasons = _by_name(run, r"train/failed/(.+)")
     curves = list(_CURVES)
-    curves.insert(1, Curve("Parts of the reward", parts, "mean, before weights", noisy=True, bounds=None))
+    curves.insert(1, Curve("Parts of the reward", parts, "mean, before weights"))
     curves.insert(5, Curve("Why parsing failed", reasons, "completions", percent=True, zero=True))
     sources = run.sources()
     if len(sources) > 1:
-        curves += [Curve("Reward per source", {f"train/{s}/reward/mean": s for s in sources}, "training", noisy=True),
-                   Curve("IoU per source", {f"train/{s}/iou": s for s in sources}, "training", noisy=True)]
+        curves += [Curve("Reward per source", {f"train/{s}/reward/mean": s for s in sources}, "training"),
+                   Curve("IoU per source", {f"train/{s}/iou": s for s in sources}, "training")]
     return curves
 
 
@@ -111,8 +120,8 @@ def training_curves(run: Run) -> list[str]:
         many = sorted(c.names, key=lambda n: -max((v or 0.0 for _, v in run.series(n)), default=0.0))[:len(_COLORS)]
         lines = _lines(run, {n: w for n, w in c.names.items() if n in many}, c.noisy)
         left_out = f"{len(c.names) - len(many)} smaller ones not drawn" if len(c.names) > len(many) else ""
-        charts.append(line_chart(c.title, lines, unit=c.unit, percent=c.percent, zero=c.zero, bounds=c.bounds, log=c.log,
-                                 x_range=x_range, note=left_out))
+        charts.append(line_chart(c.title, lines, unit=c.unit, percent=c.percent, zero=c.zero, bounds=c.bounds,
+                                 log=c.log, x_range=x_range, note=left_out))
     return [c for c in charts if c]
 
 
@@ -133,5 +142,7 @@ def other_metrics(run: Run) -> str:
     if not rows:
         return ""
     return (f"<details><summary>Other metrics <small>{plural(len(rows), 'name')}</small></summary>"
-            '<div class="scroll"><table><thead><tr><th>name</th><th></th><th class="num">first</th><th class="num">last</th>'
-            f'<th class="num">lowest</th><th class="num">highest</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div></details>')
+            '<div class="scroll"><table><thead><tr><th>name</th><th></th><th class="num">first</th><th class="num">'
+            'last</th>'
+            f'<th class="num">lowest</th><th class="num">highest</th></tr></thead><tbody>{"".join(rows)}</tbody>'
+            f'</table></div></details>')

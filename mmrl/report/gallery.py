@@ -1,4 +1,4 @@
-"""The same held-out pictures through training, with a slider over the evaluations, and the worst cases of the last one."""
+"""The same held-out pictures through training with a slider over the evaluations, and the worst cases of the last."""
 from __future__ import annotations
 
 import heapq
@@ -53,24 +53,25 @@ def _badge(row: Row, metric: str) -> str:
     return words + ('<span class="badge bad">cut by length</span>' if row.get("stop") == "length" else "")
 
 
-def _state(number: int, last: int, shot: Mapping[str, list[Row]] | None, metric: str) -> tuple[str, str]:
-    """(SVG overlay, HTML below) of one prompt at one evaluation; hidden unless it is the last."""
+def _state(number: int, last: int, shot: Mapping[str, list[Row]] | None, metric: str) -> tuple[str, str, str]:
+    """(sampled boxes, greedy boxes, HTML below) of one prompt at one evaluation; hidden unless it is the last."""
     attrs = f'class="state" data-step="{number}"{"" if number == last else " hidden"}'
     if not shot:
-        return "", f'<div {attrs}><p class="dim">not among the prompts of this evaluation</p></div>'
+        return "", "", f'<div {attrs}><p class="dim">not among the prompts of this evaluation</p></div>'
     greedy, sampled = shot.get("greedy", []), shot.get("sampled", [])
     row = (greedy or sampled)[0]
-    boxes = box_group([b for r in sampled for b in boxes_of(r, "pred_boxes")], "sampled")
-    boxes += box_group([b for r in greedy for b in boxes_of(r, "pred_boxes")], "greedy")
+    below, above = (box_group([b for r in rows for b in boxes_of(r, "pred_boxes")], kind)
+                    for rows, kind in ((sampled, "sampled"), (greedy, "greedy")))
     mean = sum(metric_of(r, metric) for r in sampled) / len(sampled) if sampled else None
     samples = f'<span class="badge soft">mean of {len(sampled)} samples {mean:.2f}</span>' if mean is not None else ""
     text = row.get("text") or ""
     body = f"<pre dir=auto>{cut_text(text, GALLERY_TEXT)}</pre>" if text else '<p class="dim">empty answer</p>'
-    return f"<g {attrs}>{boxes}</g>", f'<div {attrs}><p class="badges">{_badge(row, metric)}{samples}</p>{body}</div>'
+    words = f'<div {attrs}><p class="badges">{_badge(row, metric)}{samples}</p>{body}</div>'
+    return f"<g {attrs}>{below}</g>", f"<g {attrs}>{above}</g>", words
 
 
 def gallery(run: Run, pictures: Pictures, metric: str) -> str:
-    """Cards with a picture, its boxes and the model's text at each evaluation; the slider shows one evaluation at a time."""
+    """Cards with a picture, its boxes and the model's text; the slider shows one evaluation at a time."""
     evals, ids = _thinned(run.evals), _ids(run)
     shots = [_shots(e, set(ids)) for e in evals]
     units = sorted({u for s in shots for u in s}, key=lambda u: (ids.index(u[1]), u))
@@ -81,16 +82,21 @@ def gallery(run: Run, pictures: Pictures, metric: str) -> str:
         rows = next(s[unit] for s in reversed(shots) if unit in s)
         row = (rows.get("greedy") or rows.get("sampled") or [{}])[0]
         states = [_state(i, last, s.get(unit), metric) for i, s in enumerate(shots)]
-        cards.append(f'<article class="card pic">{pictures.drawing(row, "".join(s for s, _ in states))}'
-                     f'<h4 dir=auto>{cut_text(row.get("question", ""), 300)}</h4>{"".join(h for _, h in states)}</article>')
+        below, above, texts = ("".join(part) for part in zip(*states, strict=True))
+        cards.append(f'<article class="card pic">{pictures.drawing(row, below, above)}'
+                     f'<h4 dir=auto>{cut_text(row.get("question", ""), 300)}</h4>{texts}</article>')
     steps = " ".join(str(e.step) for e in evals)
     thinned = f" Shown: {len(evals)} of {len(run.evals)} evaluations." if len(evals) < len(run.evals) else ""
-    control = (f'<div class="slider"><button type="button" class="play" aria-label="play through training">▶</button>'
-               f'<input type="range" min="0" max="{last}" value="{last}" step="1" data-steps="{steps}" aria-label="evaluation step">'
-               f'<output>step {evals[-1].step:,}</output></div>') if last > 0 else f'<p class="note">step {evals[-1].step:,}</p>'
-    return (f'<div class="gallery">{control}<p class="note"><span class="key box gold"></span> gold '
-            f'<span class="key box greedy"></span> greedy answer <label><input type="checkbox" class="samples" checked>'
-            f'<span class="key box sampled"></span> sampled answers</label>{esc(thinned)}</p>'
+    control = f'<p class="note">step {evals[-1].step:,}</p>'
+    if last > 0:
+        control = ('<div class="slider"><button type="button" class="play" aria-label="play through training">▶'
+                   '</button>'
+                   f'<input type="range" min="0" max="{last}" value="{last}" step="1" data-steps="{steps}" '
+                   f'aria-label="evaluation step"><output>step {evals[-1].step:,}</output></div>')
+    legend = ('<span class="key box gold"></span> gold <span class="key box greedy"></span> greedy answer '
+              '<label><input type="checkbox" class="samples" checked><span class="key box sampled"></span> '
+              'sampled answers</label>')
+    return (f'<div class="gallery">{control}<p class="note">{legend}{esc(thinned)}</p>'
             f'<div class="pics">{"".join(cards)}</div></div>')
 
 
@@ -98,7 +104,8 @@ def _case(row: Row, pictures: Pictures, metric: str, extra: str = "") -> str:
     overlay = box_group(boxes_of(row, "pred_boxes"), "greedy" if row.get("mode") == "greedy" else "sampled")
     text = row.get("text") or ""
     body = f"<pre dir=auto>{cut_text(text, CASE_TEXT)}</pre>" if text else '<p class="dim">empty answer</p>'
-    return (f'<article class="card pic">{pictures.drawing(row, overlay)}<h4 dir=auto>{cut_text(row.get("question", ""), 300)}</h4>'
+    return (f'<article class="card pic">{pictures.drawing(row, "", overlay)}<h4 '
+            f'dir=auto>{cut_text(row.get("question", ""), 300)}</h4>'
             f'<p class="badges">{_badge(row, metric)}{extra}</p>{body}</article>')
 
 
@@ -128,14 +135,15 @@ def worst_cases(run: Run, pictures: Pictures, metric: str, count: int = 8) -> st
         drops = [(metric_of(r, metric) - before[u], r) for u, r in chosen.items() if u in before]
         worse = [d for d in heapq.nsmallest(4, drops, key=lambda d: d[0]) if d[0] < -0.05]
         if worse:
-            cards = "".join(_case(r, pictures, metric, f'<span class="badge soft">was {metric_of(r, metric) - d:.2f}</span>')
+            cards = "".join(_case(r, pictures, metric, f'<span class="badge soft">was {metric_of(r, metric) - d:.2f}'
+                                                       f'</span>')
                             for d, r in worse)
             out.append(f'<h3>Fell most since step {first.step:,}</h3><div class="pics">{cards}</div>')
     return "".join(out)
 
 
 def parse_failures(run: Run, count: int = 10) -> str:
-    """Counts of reasons at the last evaluation, and raw texts, greedy answers first, different reasons before repeats."""
+    """Counts of reasons at the last evaluation, and raw texts: greedy first, different reasons before repeats."""
     if not run.evals:
         return ""
     last = run.evals[-1]
@@ -149,14 +157,20 @@ def parse_failures(run: Run, count: int = 10) -> str:
             kept[reason].sort(key=lambda r: r.get("mode") != "greedy")
             del kept[reason][count:]
     if not reasons:
-        return f'<h3>Parse failures, step {last.step:,}</h3><p class="note">None among {plural(total, "answer")}.</p>' if total else ""
+        words = f'<p class="note">None among {plural(total, "answer")}.</p>'
+        return f"<h3>Parse failures, step {last.step:,}</h3>{words}" if total else ""
     words = ", ".join(f"{esc(reason)} {n:,}" for reason, n in reasons.most_common())
     turns = [(i, -reasons[reason], row) for reason, rows in kept.items() for i, row in enumerate(rows)]
     rows = [row for _, _, row in sorted(turns, key=lambda t: t[:2])[:count]]
-    items = "".join(
-        f'<div class="card fail"><p class="badges"><span class="badge bad">{esc(str(score_of(r).get("reason") or "no reason")[:120])}</span>'
-        f'<span class="badge soft">{esc(r.get("mode", ""))}, ended by {esc(r.get("stop", "?"))}</span></p>'
-        f'<h4 dir=auto>{cut_text(r.get("question", ""), 300)}</h4><pre dir=auto>{cut_text(r.get("text") or "", CASE_TEXT) or "(empty)"}</pre></div>'
-        for r in rows)
-    return (f'<h3>Parse failures, step {last.step:,}</h3><p class="note">{sum(reasons.values()):,} of {plural(total, "answer")}: '
-            f'{words}.{f" Shown: {len(rows)}." if len(rows) < sum(reasons.values()) else ""}</p><div class="fails">{items}</div>')
+    failed = sum(reasons.values())
+    shown = f" Shown: {len(rows)}." if len(rows) < failed else ""
+    return (f'<h3>Parse failures, step {last.step:,}</h3><p class="note">{failed:,} of {plural(total, "answer")}: '
+            f'{words}.{shown}</p><div class="fails">{"".join(map(_failure, rows))}</div>')
+
+
+def _failure(row: Row) -> str:
+    reason = esc(str(score_of(row).get("reason") or "no reason")[:120])
+    return (f'<div class="card fail"><p class="badges"><span class="badge bad">{reason}</span>'
+            f'<span class="badge soft">{esc(row.get("mode", ""))}, ended by {esc(row.get("stop", "?"))}</span></p>'
+            f'<h4 dir=auto>{cut_text(row.get("question", ""), 300)}</h4>'
+            f'<pre dir=auto>{cut_text(row.get("text") or "", CASE_TEXT) or "(empty)"}</pre></div>')

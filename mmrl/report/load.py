@@ -44,7 +44,7 @@ class EvalStep:
 
 @dataclass
 class Run:
-    """What the folder holds. `metrics` are the rows of metrics.jsonl, the last one winning where a step occurs twice."""
+    """What the folder holds. `metrics` are the rows of metrics.jsonl; where a step occurs twice the last one wins."""
 
     folder: Path
     info: dict[str, Any] = field(default_factory=dict)
@@ -150,7 +150,7 @@ def _load_evals(run: Run) -> None:
             continue
         sources = data.get("per_source")
         run.evals.append(EvalStep(
-            int(path.name.removeprefix("step_")), path, {mode: _estimates(data.get(mode)) for mode in ("greedy", "sampled")},
+            int(path.name.removeprefix("step_")), path, {m: _estimates(data.get(m)) for m in ("greedy", "sampled")},
             {str(s): _estimates(v) for s, v in sources.items()} if isinstance(sources, Mapping) else {},
             data["protocol"] if isinstance(data.get("protocol"), Mapping) else {}))
         if not (path / "predictions.jsonl").is_file():
@@ -180,5 +180,6 @@ def load_run(folder: Path) -> Run:
         run.gallery_ids = [str(i) for i in ids] if isinstance(ids, list) else []
     gaps = sum(isinstance(v, float) and not math.isfinite(v) for row in run.metrics for v in row.values())
     if gaps:
-        run.notes.append(f"metrics.jsonl: {gaps} value{'s' if gaps > 1 else ''} not finite (NaN or infinite), drawn as gaps")
+        run.notes.append(f"metrics.jsonl: {gaps} value{'s' if gaps > 1 else ''} not finite (NaN or infinite), drawn "
+                         f"as gaps")
     return run

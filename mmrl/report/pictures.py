@@ -48,8 +48,8 @@ class Pictures:
                 kind, data = "png", encoded.getvalue()
         return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}", size, ""
 
-    def drawing(self, row: Mapping[str, Any], overlays: str) -> str:
-        """The row's first picture under `overlays` (SVG in original pixels); gold boxes are drawn on top of it here."""
+    def drawing(self, row: Mapping[str, Any], below: str, above: str = "") -> str:
+        """The row's first picture with its gold boxes; `below` and `above` are SVG in original pixels around them."""
         images = row.get("images")
         if not isinstance(images, Sequence) or isinstance(images, str) or not images:
             return '<div class="frame none"><span>no picture</span></div>'
@@ -60,7 +60,7 @@ class Pictures:
         label = esc(f"picture of {row.get('id', '')}")
         return (f'<div class="frame"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
                 f'<image href="{address}" width="{width}" height="{height}"/>'
-                f'{box_group(boxes_of(row, "gold_boxes"), "gold")}{overlays}</svg>{more}</div>')
+                f'{below}{box_group(boxes_of(row, "gold_boxes"), "gold")}{above}</svg>{more}</div>')
 
 
 def box_group(boxes: Sequence[tuple[float, float, float, float]], kind: str) -> str:
@@ -69,6 +69,6 @@ def box_group(boxes: Sequence[tuple[float, float, float, float]], kind: str) -> 
     for x1, y1, x2, y2 in boxes:
         left, top, width, height = min(x1, x2), min(y1, y2), abs(x2 - x1), abs(y2 - y1)
         shape = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
-        halo = "" if kind == "sampled" else f'<rect class="halo" {shape}/>'
+        halo = "" if kind == "sampled" else f'<rect class="halo {kind}-halo" {shape}/>'
         out.append(f'{halo}<rect class="{kind}" {shape}/>')
     return "".join(out)

@@ -15,7 +15,10 @@ PHASES = {"rollout": "c1", "reward": "c3", "logprobs": "c6", "update": "c2"}
 BESIDE = {"eval": "c5", "checkpoint": "c4"}
 
 
-def _source_estimate(evaluation: EvalStep | None, source: str, mode: str, metric: str) -> Mapping[str, float | None] | None:
+Numbers = Mapping[str, float | None]
+
+
+def _source_estimate(evaluation: EvalStep | None, source: str, mode: str, metric: str) -> Numbers | None:
     """per_source names sampled metrics 'sampled/iou' when there are greedy ones too, plainly otherwise."""
     if evaluation is None:
         return None
@@ -35,7 +38,7 @@ def _change(before: Mapping[str, float | None] | None, after: Mapping[str, float
 
 
 def per_source(run: Run, headline: str) -> str:
-    """One row per data source: held-out metrics before -> after with intervals, and the training reward early and late."""
+    """One row per data source: held-out metrics before -> after with intervals, training reward early and late."""
     sources = run.sources()
     if not sources:
         return '<p class="missing">No data source is named in metrics.jsonl or eval/*/results.json.</p>'
@@ -50,12 +53,14 @@ def per_source(run: Run, headline: str) -> str:
     for source in sources:
         counts = [_source_estimate(last or first, source, m, n) for m, n in columns]
         n = next((e["n"] for e in counts if e and e.get("n") is not None), None)
-        cells = "".join(_change(_source_estimate(first, source, m, k), _source_estimate(last, source, m, k)) for m, k in columns)
+        cells = "".join(_change(*(_source_estimate(e, source, m, k) for e in (first, last))) for m, k in columns)
         values = [v for _, v in run.series(f"train/{source}/reward/mean") if v is not None]
         tenth = max(1, len(values) // 10)
-        train = (f'<span class="dim">{short(sum(values[:tenth]) / tenth)} → </span><b>{short(sum(values[-tenth:]) / tenth)}</b>'
+        train = (f'<span class="dim">{short(sum(values[:tenth]) / tenth)} → </span>'
+                 f'<b>{short(sum(values[-tenth:]) / tenth)}</b>'
                  if values else "–")
-        rows.append(f'<tr><td>{esc(source)}</td><td class="num">{short(n)}</td>{cells}<td class="num">{train}</td></tr>')
+        rows.append(f'<tr><td>{esc(source)}</td><td class="num">{short(n)}</td>{cells}<td class="num">{train}</td>'
+                    f'</tr>')
     return ('<div class="scroll card"><table><thead><tr><th>source</th><th class="num">n</th>' + head +
             '<th class="num">training reward<br><small>first → last tenth</small></th></tr></thead>'
             f'<tbody>{"".join(rows)}</tbody></table></div>')
@@ -69,10 +74,13 @@ def alarms(run: Run) -> str:
         return '<p class="calm">No alarm was raised.</p>'
     shown = run.alarms[:100]
     items = "".join(
-        f'<li class="{"error" if a.get("severity") == "error" else "warning"}"><span class="step">step {esc(a["step"])}</span>'
-        f'<b>{esc(str(a.get("name", "alarm")).replace("_", " "))}</b><span class="sev">{esc(a.get("severity") or "warning")}</span>'
+        f'<li class="{"error" if a.get("severity") == "error" else "warning"}"><span class="step">'
+        f'step {esc(a["step"])}</span>'
+        f'<b>{esc(str(a.get("name", "alarm")).replace("_", " "))}</b><span '
+        f'class="sev">{esc(a.get("severity") or "warning")}</span>'
         f'<p>{esc(str(a.get("message", ""))[:2000])}</p></li>' for a in shown)
-    more = f'<p class="note">{len(run.alarms) - len(shown):,} more in alarms.jsonl</p>' if len(run.alarms) > len(shown) else ""
+    hidden = len(run.alarms) - len(shown)
+    more = f'<p class="note">{hidden:,} more in alarms.jsonl</p>' if hidden else ""
     return f'<ul class="alarms">{items}</ul>{more}'
 
 
@@ -101,18 +109,23 @@ def timing(run: Run) -> str:
     counts = {p: sum(v is not None for _, v in s) for p, s in {**inside, **beside}.items()}
     rows = "".join(
         f'<tr><td><i class="swatch" style="--c:var(--{colors[p]})"></i>{p}</td><td class="num">{span(t)}</td>'
-        f'<td class="num">{100 * t / whole if whole else 0:.1f} %</td><td class="num">{short(t / counts[p])} s</td></tr>'
+        f'<td class="num">{100 * t / whole if whole else 0:.1f} %</td><td class="num">{short(t / counts[p])} s</td>'
+        f'</tr>'
         for p, t in totals.items() if counts[p])
     table = (f'<div class="card"><h3>Where the time went <small>{span(whole)} in all</small></h3>'
-             f'{share_bar([(p, t, colors[p]) for p, t in totals.items()])}<table><thead><tr><th>phase</th><th class="num">time</th>'
-             f'<th class="num">share</th><th class="num">each time</th></tr></thead><tbody>{rows}</tbody></table></div>')
+             f'{share_bar([(p, t, colors[p]) for p, t in totals.items()])}<table><thead><tr><th>phase</th><th '
+             f'class="num">time</th>'
+             f'<th class="num">share</th><th class="num">each time</th></tr></thead><tbody>{rows}</tbody></table>'
+             f'</div>')
     x_range = (0.0, float(max(1, run.last_step)))
     charts = [
-        bar_chart("Seconds per step", [Line(p, s, colors[p]) for p, s in inside.items()], unit="seconds"),
+        bar_chart("Each step", [Line(p, s, colors[p]) for p, s in inside.items()], unit="seconds"),
         _event_chart("Evaluation and checkpoints", beside, colors),
-        line_chart("Speed", [Line("tokens", run.series("speed/tokens_per_s"), "c1", noisy=True)], unit="tokens per second",
+        line_chart("Speed", [Line("tokens", run.series("speed/tokens_per_s"), "c1", noisy=True)], unit="tokens per "
+                                                                                                       "second",
                    zero=True, x_range=x_range),
-        line_chart("Peak memory", [Line("memory", run.series("memory/peak_gib"), "c1")], unit="GiB", zero=True, x_range=x_range)]
+        line_chart("Peak memory", [Line("memory", run.series("memory/peak_gib"), "c1")], unit="GiB", zero=True,
+                   x_range=x_range)]
     return f'<div class="charts timing">{table}{"".join(f"<div class=card>{c}</div>" for c in charts if c)}</div>'
 
 
@@ -120,7 +133,7 @@ def _event_chart(title: str, beside: Mapping[str, Series], colors: Mapping[str, 
     """Phases that happen now and then: bars only at their steps."""
     steps = sorted({s for points in beside.values() for s, v in points if v is not None})
     lines = [Line(p, [(s, dict(points).get(s)) for s in steps], colors[p]) for p, points in beside.items()]
-    return bar_chart(title, lines, unit="seconds each time")
+    return bar_chart(title, lines, unit="seconds")
 
 
 def _pairs(title: str, values: Any) -> str:
@@ -132,13 +145,14 @@ def _pairs(title: str, values: Any) -> str:
 
 def configuration(run: Run) -> str:
     """Command, configuration, versions, machine and evaluation protocol, folded."""
-    command = f'<p class="note">Command</p><pre class="code">{esc(run.info["command"])}</pre>' if run.info.get("command") else ""
+    line = run.info.get("command")
+    command = f'<p class="note">Command</p><pre class="code">{esc(line)}</pre>' if line else ""
     text = (f'<details><summary>config.yaml <small>{plural(run.config_text.count(chr(10)), "line")}</small></summary>'
             f'<pre class="code">{esc(run.config_text[:200_000])}</pre></details>'
             if run.config_text else '<p class="missing">config.yaml is missing.</p>')
     protocol = {k: v for k, v in run.evals[-1].protocol.items() if k != "versions"} if run.evals else {}
     tables = _pairs("Versions", run.info.get("versions")) + _pairs("Machine", run.info.get("machine")) + _pairs(
         "Evaluation protocol", protocol)
-    folded = f'<details><summary>Versions, machine, protocol</summary><div class="charts">{tables}</div></details>' if tables else (
-        '<p class="missing">run.json names no versions.</p>')
+    folded = (f'<details><summary>Versions, machine, protocol</summary><div class="charts">{tables}</div></details>'
+              if tables else '<p class="missing">run.json names no versions.</p>')
     return command + text + folded

@@ -10,11 +10,12 @@ from typing import Any
 __all__ = ["cut_text", "esc", "interval", "metric_name", "plural", "short", "span"]
 
 _CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
-_NAMES = {"iou": "mIoU", "giou": "gIoU", "reward": "Reward", "parse_rate": "Parse rate", "outside_image": "Outside picture"}
+_NAMES = {"iou": "mIoU", "giou": "gIoU", "reward": "Reward", "parse_rate": "Parse rate",
+          "outside_image": "Outside picture"}
 
 
 def esc(value: Any) -> str:
-    """`value` as HTML text or a quoted attribute: escaped, control characters made visible, lone surrogates replaced."""
+    """`value` as HTML text or a quoted attribute: escaped, control characters visible, lone surrogates replaced."""
     text = str(value).replace("\r\n", "\n").translate(_CONTROLS).encode("utf-8", "replace").decode("utf-8")
     return html.escape(text, quote=True)
 
@@ -51,7 +52,7 @@ def short(value: float | None) -> str:
         return "0"
     if size >= 1e7 or size < 1e-4:
         mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa.replace('-', '−')}e{int(exponent)}".replace("e-", "e−")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "−")
     decimals = max(0, 2 - math.floor(math.log10(size))) if size < 1000 else 0
     text = f"{value:,.{min(decimals, 6)}f}"
     if "." in text:
@@ -60,21 +61,21 @@ def short(value: float | None) -> str:
 
 
 def _decimals(estimate: Mapping[str, float | None]) -> int:
-    """As many decimals as the interval justifies: two digits of its half width, between 2 and 4."""
-    low, high = estimate.get("low"), estimate.get("high")
-    if low is None or high is None or high <= low:
-        return 3
-    return min(4, max(2, 1 - math.floor(math.log10((high - low) / 2))))
+    """Three, as mIoU is usually quoted; four for a very narrow interval, one for numbers from 10 on."""
+    mean, low, high = estimate.get("mean"), estimate.get("low"), estimate.get("high")
+    if abs(mean or 0.0) >= 10:
+        return 1
+    return 4 if low is not None and high is not None and 0 < high - low < 0.004 else 3
 
 
 def interval(estimate: Mapping[str, float | None], signed: bool = False) -> tuple[str, str]:
     """('0.583', '[0.551, 0.612]') with digits that fit the interval's width; the second is '' without an interval."""
     mean, low, high = estimate.get("mean"), estimate.get("low"), estimate.get("high")
-    if mean is None:
+    if mean is None or not math.isfinite(mean):
         return "–", ""
     form = f"{'+' if signed else ''}.{_decimals(estimate)}f"
     first = format(mean, form).replace("-", "−")
-    if low is None or high is None:
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return first, ""
     return first, f"[{format(low, form)}, {format(high, form)}]".replace("-", "−")
 

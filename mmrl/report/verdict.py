@@ -29,7 +29,7 @@ class Outcome:
 
 
 def outcome(run: Run) -> Outcome:
-    """Choose the headline (eval.best_metric of the configuration, else IoU, else reward) and compare first with last."""
+    """Choose the headline (eval.best_metric of the configuration, else IoU, else reward), compare first with last."""
     first = run.evals[0] if run.evals else None
     last = run.evals[-1] if len(run.evals) > 1 else None
     names = [(m, n) for e in run.evals[:1] for m in MODES for n in e.estimates.get(m, {})]
@@ -72,7 +72,8 @@ def verdict(run: Run, found: Outcome) -> str:
         return "The evaluation holds no numbers."
     if after is None or found.last is None:
         count = f" over {short(before.get('n'))} prompts" if before.get("n") else ""
-        return f"{name} was {_with_interval(before)}{count} at step {found.first.step}; there is no later evaluation yet."
+        return (f"{name} was {_with_interval(before)}{count} at step {found.first.step}; "
+                "there is no later evaluation yet.")
     far = f"by step {found.last.step:,}" if run.info.get("status") != "finished" else f"after {found.last.step:,} steps"
     gain = found.gains.get((found.mode, found.headline))
     ends = f"{_with_interval(before)} to {_with_interval(after)} {far}"
@@ -84,7 +85,7 @@ def verdict(run: Run, found: Outcome) -> str:
 
 def _signed(gain: Estimate) -> str:
     mean, spread = interval(dataclasses.asdict(gain), signed=True)
-    return f"<b>{mean}</b>{f' <span class=ci>{spread}</span>' if spread == spread and spread and 'nan' not in spread else ''}"
+    return f"<b>{mean}</b>{f' <span class=ci>{spread}</span>' if spread else ''}"
 
 
 def header(run: Run, found: Outcome) -> str:
@@ -98,7 +99,8 @@ def header(run: Run, found: Outcome) -> str:
     items = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>" for k, v in facts if v)
     tone = {"finished": "good", "running": "busy"}.get(status, "bad" if status in ("failed", "interrupted") else "busy")
     return (f'<header class="top"><p class="kicker">mmrl run <span class="chip {tone}">{esc(status)}</span></p>'
-            f'<h1>{esc(run.name)}</h1><p class="verdict">{verdict(run, found)}</p><dl class="facts">{items}</dl></header>')
+            f'<h1>{esc(run.name)}</h1><p class="verdict">{verdict(run, found)}</p><dl class="facts">{items}</dl>'
+            f'</header>')
 
 
 def _tile_row(found: Outcome, mode: str, metric: str) -> str:
@@ -115,19 +117,24 @@ def _tile_row(found: Outcome, mode: str, metric: str) -> str:
     old = f'<span class="old">{interval(before)[0]}</span><span class="arrow">→</span>' if before and after else ""
     new = after or before or {}
     spread = interval(new)[1] or f"no interval (n = {short(new.get('n'))})"
-    change = f'<span class="gain">{_signed(gain)}</span>' if gain else '<span class="gain dim">no later evaluation</span>' if not after else ""
-    return (f'<div class="tile-row" style="--c:var(--{MODES[mode]})"><div class="mode">{esc(mode_label(found.first, mode))}</div>'
-            f'<div class="figures">{old}<span class="new">{interval(new)[0]}</span><span class="ci">{spread}</span></div>'
+    change = f'<span class="gain">{_signed(gain)}</span>' if gain else ""
+    if not after:
+        change = '<span class="gain dim">no later evaluation</span>'
+    return (f'<div class="tile-row" style="--c:var(--{MODES[mode]})"><div '
+            f'class="mode">{esc(mode_label(found.first, mode))}</div>'
+            f'<div class="figures">{old}<span class="new">{interval(new)[0]}</span><span class="ci">{spread}</span>'
+            f'</div>'
             f'{track(marks, low, high if high > low else low + 1)}{change}</div>')
 
 
 def tiles(found: Outcome) -> str:
-    """A card per important metric, sampled above greedy: before, after, interval, paired gain; the full table folded."""
+    """A card per important metric, sampled above greedy: before, after, interval, paired gain; all numbers folded."""
     if found.first is None:
         return '<p class="missing">No finished evaluation in eval/: nothing to compare yet.</p>'
     names = metric_order([n for m in MODES for n in found.first.estimates.get(m, {})], found.headline)
     front = [n for n in names if n in (found.headline, "iou", "acc@0.5", "reward", "parse_rate")][:4] or names[:4]
-    cards = "".join(f'<div class="card tile"><h3>{esc(metric_name(n))}</h3>{"".join(_tile_row(found, m, n) for m in MODES)}</div>'
+    cards = "".join(f'<div class="card tile"><h3>{esc(metric_name(n))}'
+                    f'</h3>{"".join(_tile_row(found, m, n) for m in MODES)}</div>'
                     for n in front)
     return f'<div class="tiles">{cards}</div>{_notes(found)}{_full_table(found, names)}'
 
@@ -161,6 +168,7 @@ def _full_table(found: Outcome, names: list[str]) -> str:
             rows.append(f"<tr><td>{esc(metric_name(name))}</td><td>{mode}</td>{cells}"
                         f'<td class="num">{_signed(gain) if gain else "–"}</td></tr>')
     after = f"step {found.last.step:,}" if found.last else "later"
-    return ('<details><summary>All held-out numbers</summary><div class="scroll"><table><thead><tr><th>metric</th><th>mode</th>'
+    return ('<details><summary>All held-out numbers</summary><div class="scroll"><table><thead><tr><th>metric</th><th>'
+            'mode</th>'
             f'<th class="num">step {found.first.step if found.first else 0:,}</th><th class="num">{after}</th>'
             f'<th class="num">paired gain</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div></details>')

@@ -1,0 +1,106 @@
+"""The page in a real browser: its script finishes without an error, charts and slider work, nothing is blank.
+
+    pytest tests/report/test_render.py -m render
+"""
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrl.report import build_comparison, build_report
+
+pytestmark = pytest.mark.render("chromium")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr")
+
+
+def browse(page: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Chromium on a page, with a profile of its own."""
+    program = shutil.which("chromium")
+    assert program
+    return subprocess.run([program, *FLAGS, f"--user-data-dir={page.parent / 'profile'}", *flags, page.as_uri()],
+                          capture_output=True, text=True, timeout=120, check=True)
+
+
+def console(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the page wrote to the console, refusals of its security policy included."""
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def with_probe(page: Path, script: str) -> Path:
+    """A copy of the page that runs `script` at its end, with the security policy opened for it."""
+    text = re.sub(r"script-src 'sha256-[^']+'", "script-src 'unsafe-inline'", page.read_text(encoding="utf-8"))
+    copy = page.with_name("probe.html")
+    copy.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    return copy
+
+
+def test_the_page_runs_without_errors_and_shows_its_content(new_run: Callable[..., Path]) -> None:
+    done = browse(build_report(new_run()), "--dump-dom")
+    assert 'data-ready="true"' in done.stdout and "data-errors" not in done.stdout and console(done) == []
+    charts = re.search(r'data-charts="(\d+)"', done.stdout)
+    assert charts and int(charts.group(1)) >= 20
+    assert "Held-out mIoU" in done.stdout and "step 30" in done.stdout
+
+
+def test_slider_readout_and_theme_work(new_run: Callable[..., Path]) -> None:
+    probe = with_probe(build_report(new_run()), """
+      const range = document.querySelector(".slider input"), seen = [];
+      const shown = () => [...document.querySelectorAll(".gallery .state:not([hidden])")].map((s) => s.dataset.step);
+      range.value = 1; range.dispatchEvent(new Event("input"));
+      seen.push([...new Set(shown())].join(), document.querySelector(".slider output").textContent);
+      const figure = document.querySelector("figure.chart"), canvas = figure.querySelector(".canvas");
+      const box = canvas.getBoundingClientRect(), clientX = box.left + box.width * 0.34;
+      canvas.dispatchEvent(new PointerEvent("pointermove", { clientX }));
+      seen.push(figure.querySelector(".readout").innerText.replaceAll("\\n", " "));
+      const crosses = [...document.querySelectorAll(".cross:not([hidden])")].length;
+      seen.push(crosses > 10);
+      document.querySelector(".theme").click();
+      seen.push(document.documentElement.dataset.theme, getComputedStyle(document.body).backgroundColor);
+      document.body.dataset.seen = seen.join(";");""")
+    found = re.search(r'data-seen="([^"]*)"', browse(probe, "--dump-dom").stdout)
+    assert found
+    state, output, readout, many, theme, background = found.group(1).split(";")
+    assert (state, output, many, theme, background) == ("1", "step 10", "true", "dark", "rgb(20, 23, 26)")
+    assert readout.startswith("step 10 ") and re.search(r"sampled 0\.\d+ \[0\.\d+, 0\.\d+\] n = 10", readout)
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_the_screenshot_is_not_blank_and_nothing_sticks_out(new_run: Callable[..., Path], tmp_path: Path,
+                                                            width: int) -> None:
+    page, picture = build_report(new_run()), tmp_path / "page.png"
+    browse(page, f"--window-size={width},2400", f"--screenshot={picture}")
+    pixels = np.asarray(Image.open(picture).convert("RGB")).astype(int)
+    assert pixels.shape[1] == width
+    for top in range(0, 2400, 400):  # every stretch of the page has ink
+        part = pixels[top:top + 400]
+        assert (np.abs(part - pixels[2, 2]).sum(axis=2) > 120).mean() > 0.003
+    probe = with_probe(page, "document.body.dataset.wide = document.documentElement.scrollWidth - innerWidth")
+    found = re.search(r'data-wide="(-?\d+)"', browse(probe, "--dump-dom", f"--window-size={width},2400").stdout)
+    assert found and int(found.group(1)) <= 0
+
+
+def test_hostile_text_does_nothing_in_a_browser(new_run: Callable[..., Path]) -> None:
+    run = new_run()
+    for path in run.glob("eval/*/predictions.jsonl"):
+        bad = ("</pre></script><script>document.body.dataset.hacked=1</script>"
+               "<img src=x onerror=document.body.dataset.hacked=1>")
+        path.write_text(path.read_text().replace("the red", bad), encoding="utf-8")
+    done = browse(build_report(run), "--dump-dom")
+    assert "data-hacked" not in done.stdout.replace("document.body.dataset.hacked", "") and console(done) == []
+    assert 'data-ready="true"' in done.stdout
+
+
+def test_empty_and_comparison_pages_run_too(new_run: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    both = build_comparison([new_run("a"), new_run("b", seed=1)], tmp_path / "both.html")
+    for page in (build_report(tmp_path / "empty"), both):
+        done = browse(page, "--dump-dom")
+        assert 'data-ready="true"' in done.stdout and console(done) == []
