@@ -34,7 +34,8 @@ def boxes_of(detail: Mapping[str, Any], name: str) -> list[tuple[float, float, f
     return boxes
 
 
-def _frame(draw: ImageDraw, box: tuple[float, float, float, float], scale: float, color: tuple[int, int, int]) -> None:
+def _outline(draw: ImageDraw, box: tuple[float, float, float, float], scale: float,
+             color: tuple[int, int, int]) -> None:
     x1, x2 = sorted((box[0] * scale, box[2] * scale))
     y1, y2 = sorted((box[1] * scale, box[3] * scale))
     draw.rectangle((x1, y1, x2, y2), outline=color, width=3)
@@ -49,7 +50,7 @@ def _lines(sample: Sample, gold: str, wrong: str) -> Iterator[tuple[str, tuple[i
 
 def draw_check(sample: Sample, gold: str, wrong: str, gold_detail: Mapping[str, Any], wrong_detail: Mapping[str, Any],
                path: Path) -> Image:
-    """Write one PNG: the sample's first picture with gold boxes green and wrong ones orange, question and answers below.
+    """Write a PNG: the sample's first picture with gold boxes green and wrong ones orange, question and answers below.
 
     The details are those of the scores of the two answers. Raises MediaError when the picture cannot be read.
     """
@@ -63,9 +64,9 @@ def draw_check(sample: Sample, gold: str, wrong: str, gold_detail: Mapping[str, 
     page = Image.new("RGB", (_SIDE + 24, picture.height + 18 * len(lines) + 24), "white")
     draw = ImageDraw.Draw(picture)
     for box in boxes_of(wrong_detail, "pred_boxes"):
-        _frame(draw, box, scale, WRONG_COLOR)
+        _outline(draw, box, scale, WRONG_COLOR)
     for box in boxes_of(gold_detail, "pred_boxes"):
-        _frame(draw, box, scale, GOLD_COLOR)
+        _outline(draw, box, scale, GOLD_COLOR)
     page.paste(picture, (12, 8))
     text = ImageDraw.Draw(page)
     for number, (line, color) in enumerate(lines):

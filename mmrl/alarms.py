@@ -1,7 +1,8 @@
 """Alarms: what an attentive person would notice in the curves, noticed at once.
 
 non_finite, entropy_collapse, reward_stuck (parsing works but nothing is ever right: usually a wrong coordinate frame),
-logprob_gap (sampler and trainer disagree), checkpoint_failed. Each fires once until it has cleared again.
+logprob_gap (sampler and trainer disagree), prompts_failed (no prompt of a step could be read), checkpoint_failed.
+Each fires once until it has cleared again.
 """
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ class AlarmBoard:
     def check(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
         """Alarms newly raised by this step's metrics."""
         found: dict[str, Alarm] = {}
-        for name, value in row.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                found["non_finite"] = Alarm(step, "non_finite", f"{name} is {value}", "error")
+        broken = [f"{name} is {v}" for name, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
+        if broken:
+            found["non_finite"] = Alarm(step, "non_finite", ", ".join(broken[:5]), "error")
         gap = row.get("train/logprob_gap/mean")
         if gap is not None and gap > self.config.logprob_gap:
             found["logprob_gap"] = Alarm(
@@ -58,6 +59,11 @@ class AlarmBoard:
             found["reward_stuck"] = Alarm(
                 step, "reward_stuck", f"answers parse ({parse:.0%}) but have scored ~0 for {self._zero_steps} steps{share}: "
                 "check the coordinate frame (model.frame) with `mmrl tasks check`")
+        asked = row.get("train/groups/asked")
+        if asked and row.get("train/groups/failed") == asked:
+            found["prompts_failed"] = Alarm(
+                step, "prompts_failed", f"none of the {asked} prompts of this step could be read, nothing was trained: "
+                "failures.jsonl says why; check paths (image_root) and files", "error")
         new = [alarm for name, alarm in found.items() if name not in self._active]
         self._active = set(found)
         return new

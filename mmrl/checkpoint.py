@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -54,7 +55,7 @@ class Checkpoints:
             (partial / "trainer" / "state.json").write_text(json.dumps(state), encoding="utf-8")
             for file in sorted(partial.rglob("*")):
                 _sync(file)
-            shutil.rmtree(self.path(step), ignore_errors=True)  # a resumed run writes the same step again
+            self._remove(self.path(step))  # a resumed run writes the same step again
             os.replace(partial, self.path(step))
             _sync(self.folder)
         except Exception as error:
@@ -82,15 +83,22 @@ class Checkpoints:
         try:
             optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
             return json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise CheckpointError(f"cannot read the checkpoint {folder.parent}: {error}; remove that folder to resume "
-                                  f"from an earlier one (complete: {', '.join(map(str, self.steps()))})") from error
+        except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+            raise self.unreadable(step, error) from error
+
+    def unreadable(self, step: int, error: Exception) -> CheckpointError:
+        """The error to raise when the checkpoint of `step` cannot be loaded."""
+        earlier = ", ".join(str(s) for s in self.steps() if s < step)
+        return CheckpointError(f"cannot read the checkpoint {self.path(step)}: {type(error).__name__}: {error}; "
+                               f"remove that folder and continue with --resume (earlier complete checkpoints: {earlier or 'none'})")
 
     def clean(self) -> None:
         """Remove what a killed process left half-written."""
         if self.folder.is_dir():
             for leftover in self.folder.glob(".partial-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
+            for link in self.folder.glob(".best-*"):
+                link.unlink(missing_ok=True)
 
     def _prune(self) -> None:
         best = self.folder / "best"
@@ -99,7 +107,15 @@ class Checkpoints:
             keep.add(self.folder / os.readlink(best))
         for step in self.steps():
             if self.path(step) not in keep:
-                shutil.rmtree(self.path(step))
+                self._remove(self.path(step))
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint; killed half-way it must not count as complete, so it loses its name first."""
+        doomed = path.with_name(f".partial-old-{path.name}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        if path.exists():
+            os.replace(path, doomed)
+            shutil.rmtree(doomed)
 
 
 def _sync(path: Path) -> None:

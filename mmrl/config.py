@@ -268,7 +268,7 @@ def _explain(error: ValidationError, origin: str) -> str:
         where = ".".join(str(p) for p in item["loc"])
         if item["type"] == "extra_forbidden":
             known = _known_keys(RunConfig, item["loc"][:-1])
-            lines.append(f"  unknown key '{where}'.{did_you_mean(item['loc'][-1], known)} Known here: {', '.join(known)}")
+            lines.append(f"  unknown key '{where}'.{did_you_mean(str(item['loc'][-1]), known)} Known here: {', '.join(known)}")
         else:
             lines.append(f"  {where or 'config'}: {item['msg']}, found {item['input']!r}"[:500])
     return f"{origin}: {len(lines)} problem(s) in the configuration\n" + "\n".join(lines)

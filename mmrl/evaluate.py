@@ -120,15 +120,29 @@ def _public(row: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in row.items() if not k.startswith("_")}
 
 
-def _estimates(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
-    """Mean with interval of the reward and of every metric, clustered by sample."""
-    clusters = [f"{r['source']}/{r['id']}" for r in rows]
-    columns: dict[str, list[float]] = {"reward": [r["_score"].value for r in rows],
-                                       "parse_rate": [float(r["_score"].parsed) for r in rows]}
-    for name in sorted({m for r in rows for m in r["_score"].metrics}):
-        columns[name] = [float(r["_score"].metrics.get(name, 0.0)) for r in rows]
-    return {name: dataclasses.asdict(describe(values, clusters=clusters, level=0.95, seed=seed))
-            for name, values in columns.items()}
+def _measured(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource],
+              first_key: int) -> dict[int, set[str]]:
+    """Metrics per data source: what any of its scores has, and its headline even when every answer failed."""
+    names = {key: {s.task.headline} - {"reward"} for key, s in enumerate(sources, first_key)}
+    for row in rows:
+        names[row["_order"][0]].update(row["_score"].metrics)
+    return names
+
+
+def _estimates(rows: Sequence[Mapping[str, Any]], seed: int, measured: Mapping[int, set[str]]) -> dict[str, Any]:
+    """Mean with interval of the reward and of every metric, clustered by sample.
+
+    A metric is averaged over all rows of the data sources that measure it: a failure counts as 0, other tasks do not.
+    """
+    columns: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    for row in rows:
+        unit, score = f"{row['source']}/{row['id']}", row["_score"]
+        columns["reward"].append((unit, score.value))
+        columns["parse_rate"].append((unit, float(score.parsed)))
+        for name in sorted(measured[row["_order"][0]]):
+            columns[name].append((unit, float(score.metrics.get(name, 0.0))))
+    return {name: dataclasses.asdict(describe([value for _, value in column], clusters=[unit for unit, _ in column],
+                                              level=0.95, seed=seed)) for name, column in columns.items()}
 
 
 def _summarize(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource], settings: EvalSettings,
@@ -142,11 +156,12 @@ def _summarize(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource
             "seed": settings.seed, **dataclasses.asdict(settings.sampling),
             "interval": "95 % cluster bootstrap over samples", "versions": versions()},
         "per_source": {}}
+    measured = _measured(rows, sources, first_key)
     for mode in ("greedy", "sampled"):
         chosen = [r for r in rows if r["mode"] == mode]
         if not chosen:
             continue
-        results[mode] = _estimates(chosen, settings.seed)
+        results[mode] = _estimates(chosen, settings.seed, measured)
         reasons: dict[str, int] = defaultdict(int)
         for r in chosen:
             if r["_score"].reason:
@@ -156,7 +171,7 @@ def _summarize(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource
             summary = source.task.summarize([r["_score"] for r in chosen if r["_order"][0] == key])
             results.setdefault("summary", {}).setdefault(mode, {})[source.config.path] = dict(summary)
         for name in sorted({r["source"] for r in chosen}):
-            part = _estimates([r for r in chosen if r["source"] == name], settings.seed)
+            part = _estimates([r for r in chosen if r["source"] == name], settings.seed, measured)
             prefix = "" if mode == "greedy" or "greedy" not in results else "sampled/"
             results["per_source"].setdefault(name, {}).update({f"{prefix}{k}": v for k, v in part.items()})
     return results

@@ -82,7 +82,8 @@ def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: Up
         row.update({f"train/groups/{name}": count for name, count in tally.report.counts.items()})
         row["train/groups/unfilled"], row["train/groups/waiting"] = tally.report.unfilled, tally.report.queue
         for source, counts in tally.report.by_source.items():
-            row.update({f"train/{source}/groups/{name}": counts[name] for name in ("asked", "kept", "no_signal")})
+            row.update({f"train/{source}/groups/{name}": counts[name]
+                        for name in ("asked", "kept", "no_signal", "failed")})
     tokens = tally.rollout_tokens + tally.prompt_tokens
     row.update({f"time/{name}": value for name, value in seconds.items()})
     row["speed/tokens_per_s"] = tokens / seconds["total"] if seconds.get("total") else None

@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmrl.errors import RegistryError, did_you_mean
+from mmrl.errors import ConfigError, RegistryError, did_you_mean
 from mmrl.task import Task
 
 __all__ = ["BUILT_IN", "GROUP", "register", "resolve_task", "task_from_spec", "task_names"]
@@ -38,13 +39,19 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
         if name in BUILT_IN and BUILT_IN[name] != f"{cls.__module__}:{cls.__qualname__}":
             raise RegistryError(f"task name '{name}' is built in ({BUILT_IN[name]}); choose another")
         known = _registered.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise RegistryError(f"task name '{name}' is taken by {known.__module__}.{known.__qualname__}; choose another")
+        if known is not None and _origin(known) != _origin(cls):
+            raise RegistryError(f"task name '{name}' is taken by {known.__module__}.{known.__qualname__}; rename one")
         cls.name = name
         _registered[name] = cls
         return cls
 
     return decorate
+
+
+def _origin(cls: type[Task]) -> tuple[str, str]:
+    """Source file and qualified name: one file may be loaded twice, by path and by import, and is still one task."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return str(Path(file).resolve()) if file else cls.__module__, cls.__qualname__
 
 
 def task_names() -> dict[str, str]:
@@ -122,5 +129,13 @@ def resolve_task(spec: str) -> type[Task]:
 
 
 def task_from_spec(spec: str, params: dict[str, Any] | None = None) -> Task:
-    """An instance of the task `spec` with `params`."""
-    return resolve_task(spec)(**(params or {}))
+    """An instance of the task `spec` with `params`. Raises ConfigError for parameters it does not take."""
+    cls, settings = resolve_task(spec), params or {}
+    try:
+        inspect.signature(cls).bind(**settings)
+    except TypeError as error:
+        known = list(inspect.signature(cls).parameters)
+        close = "".join(did_you_mean(name, known) for name in settings if name not in known)
+        raise ConfigError(f"task '{spec}': {error}, found params {sorted(settings)}.{close} "
+                          f"It takes: {', '.join(known) or 'none'}") from error
+    return cls(**settings)

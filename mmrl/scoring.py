@@ -46,7 +46,7 @@ def score_one(task: Task, job: ScoreJob) -> Score:
         if not isinstance(score, Score):
             raise TypeError(f"expected a mmrl.Score, found {type(score).__name__}")
         return _checked(score)
-    except (Exception, SystemExit) as error:  # user code: what it raises is recorded on the sample, the trainer counts it
+    except (Exception, SystemExit) as error:  # user code: recorded on the sample, counted by the trainer
         return Score.failure(f"reward_error: {type(error).__name__}: {error}"[:500], task.part_names)
 
 
@@ -55,14 +55,15 @@ def _checked(score: Score) -> Score:
 
     A weighted sum may leave [0, 1] by rounding (1e-9); such a value is clipped.
     """
-    tables = {name: {k: float(v) for k, v in getattr(score, name).items()} for name in ("parts", "weights", "metrics")}
-    for name, table in tables.items():
+    parts, weights, metrics = ({k: float(v) for k, v in t.items()} for t in (score.parts, score.weights, score.metrics))
+    for name, table in (("parts", parts), ("weights", weights), ("metrics", metrics)):
         broken = {k: v for k, v in table.items() if not math.isfinite(v)}
         if broken:
             raise ValueError(f"expected finite {name}, found {broken}")
     if not -1e-9 <= score.value <= 1.0 + 1e-9:
         raise ValueError(f"expected a value in [0, 1], found {score.value}")
-    return replace(score, value=min(1.0, max(0.0, float(score.value))), parsed=bool(score.parsed), **tables)
+    return replace(score, value=min(1.0, max(0.0, float(score.value))), parsed=bool(score.parsed), parts=parts,
+                   weights=weights, metrics=metrics)
 
 
 def _serve(connection: Connection, specs: Sequence[tuple[str, dict[str, Any]]]) -> None:
@@ -107,7 +108,7 @@ class _Worker:
         except EOFError:
             answer = "the process died"
         if answer is not None:
-            raise RewardError(f"a reward worker did not start ({answer}); set reward.workers=0 to see the full traceback")
+            raise RewardError(f"a reward worker did not start ({answer}); set reward.workers=0 to see where")
         self.ready = True
 
     def restart(self) -> None:

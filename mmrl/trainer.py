@@ -21,6 +21,7 @@ from mmrl.evaluate import EvalSettings, Evaluation, evaluate, write_evaluation
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.optim import build_optimizer
 from mmrl.policy.loading import load_policy
+from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine
 from mmrl.runlog import RunFolder, rollout_rows, write_json
 from mmrl.schedule import SerialSchedule, sampling_settings
@@ -51,13 +52,24 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.train_sources = load_sources(config.data.train, on_error=config.data.on_error)
         self.eval_sources = load_sources(config.data.eval, on_error=config.data.on_error)
-        self.policy = load_policy(
-            config.model, config.data, needs_reference=config.algorithm.kl.coef > 0, device=self.world.device,
-            weights=self.checkpoints.path(self.start_step) if self.start_step else None)
+        self.policy = self._load_policy()
         self.optimizer = build_optimizer(self.policy.trainable(), config.optim)
         self.engine = PrefillOnceEngine(self.policy)
         self.alarms = AlarmBoard(config.alarms)
         self.best: float | None = None
+        self.best_step = 0
+
+    def _load_policy(self) -> Policy:
+        weights = self.checkpoints.path(self.start_step) if self.start_step else None
+        try:
+            return load_policy(self.config.model, self.config.data, needs_reference=self.config.algorithm.kl.coef > 0,
+                               device=self.world.device, weights=weights)
+        except MMRLError:
+            raise
+        except Exception as error:  # safetensors has its own exception type for damaged files
+            if weights is None:
+                raise
+            raise self.checkpoints.unreadable(self.start_step, error) from error
 
     def fit(self) -> dict[str, Any]:
         """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do."""
@@ -92,10 +104,13 @@ class Trainer:
                                   f"{state['seed']}, found {self.config.train.steps} and {self.config.seed}")
             self.schedule.load_state_dict(state["schedule"])
             self.alarms.load_state_dict(state["alarms"])
-            self.updater.updates, self.policy.version, self.best = state["updates"], state["version"], state["best"]
+            self.updater.updates, self.policy.version = state["updates"], state["version"]
+            self.best, self.best_step = state["best"], state["best_step"]
         if self.world.is_main:
             if step or (self.folder.path / "metrics.jsonl").exists():
                 self.folder.rewind(step if step else -1)
+            if self.best_step in self.checkpoints.steps():  # killed between writing a checkpoint and marking it
+                self.checkpoints.mark_best(self.best_step)
             self.folder.start(total_steps=self.config.train.steps, resumed_at=step or None)
             rejected = write_rejected([*self.train_sources, *self.eval_sources], self.folder.path / "rejected.jsonl")
             self.on_event("start", {"step": step, "config": self.config, "rejected": rejected, "folder": self.folder.path,
@@ -112,6 +127,8 @@ class Trainer:
             groups = list(self.schedule.groups(step))
             tally = self.schedule.tally
             update = self.updater.run(groups)
+            tally.rollout_tokens, tally.prompt_tokens = (
+                int(n) for n in self.world.sum([tally.rollout_tokens, tally.prompt_tokens]))
             records = self.world.gather(completion_records(tally.groups))
             self._check_rewards(records)
             last = step == c.train.steps
@@ -175,22 +192,21 @@ class Trainer:
         began = time.perf_counter()
         metric = row.get(f"eval/{self.config.eval.best_metric}")
         better = metric is not None and (self.best is None or metric > self.best)
-        if better:
-            self.best = metric
+        best, best_step = (metric, step) if better else (self.best, self.best_step)
         if self.world.is_main:
-            state = {"step": step, "steps": self.config.train.steps, "seed": self.config.seed, "best": self.best,
-                     "schedule": self.schedule.state_dict(), "alarms": self.alarms.state_dict(),
+            state = {"step": step, "steps": self.config.train.steps, "seed": self.config.seed, "best": best,
+                     "best_step": best_step, "schedule": self.schedule.state_dict(), "alarms": self.alarms.state_dict(),
                      "updates": self.updater.updates, "version": self.policy.version}
             try:
                 path = self.checkpoints.save(step, self.policy, self.optimizer, state)
+                if better:
+                    self.checkpoints.mark_best(step)
+                self.best, self.best_step = best, best_step
+                self.on_event("checkpoint", {"step": step, "path": path, "seconds": time.perf_counter() - began})
             except CheckpointError as error:
                 if step == self.config.train.steps:
                     raise
                 self._raise_alarms([Alarm(step, "checkpoint_failed", str(error), "error")])
-                return
-            if better:
-                self.checkpoints.mark_best(step)
-            self.on_event("checkpoint", {"step": step, "path": path, "seconds": time.perf_counter() - began})
         self.world.barrier()
 
 

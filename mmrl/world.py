@@ -52,6 +52,6 @@ class World:
 
     def close(self) -> None:
         """Leave the process group."""
-        self.accelerator.end_training()
-        if self.size > 1:
+        self.accelerator.end_training()  # destroys the process group in recent releases of accelerate
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A task for the engine's own tests: any number of pictures per question, and a reward that random text sometimes earns.
+"""A task for the engine's own tests: any number of pictures per question, a reward that random text sometimes earns.
 
 A randomly initialised model never writes a box, so tasks with sparse rewards would leave every group without signal.
 The reward is the share of characters in the first half of the alphabet: dense, deterministic and learnable.

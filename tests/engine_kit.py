@@ -28,8 +28,27 @@ from mmrl.policy.tiny import ARCHITECTURES, TinySpec, build_tiny
 from mmrl.types import Sample
 from tests.album_task import Album
 
-__all__ = ["ARCHITECTURES", "ENVIRONMENT", "PHOTO_SIZES", "REPO", "Album", "album_data", "cli", "config_file", "fresh_policy",
-           "loose", "picture", "policy", "read_jsonl", "sample_with", "start_cli", "tiny_folder", "weights_of"]
+__all__ = [
+    "ALBUM",
+    "ARCHITECTURES",
+    "ENVIRONMENT",
+    "PHOTO_SIZES",
+    "REPO",
+    "Album",
+    "album_data",
+    "cli",
+    "config_file",
+    "fresh_policy",
+    "merge",
+    "small_run",
+    "picture",
+    "policy",
+    "read_jsonl",
+    "sample_with",
+    "start_cli",
+    "tiny_folder",
+    "weights_of",
+]
 
 REPO = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
@@ -72,7 +91,7 @@ def policy(arch: str = "qwen2_5_vl") -> Policy:
     return fresh_policy(arch)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def picture(size: tuple[int, int], seed: int = 0) -> str:
     """Path of a picture of smooth noise (every patch differs) of (width, height) `size`."""
     coarse = np.random.default_rng([*size, seed]).integers(0, 256, (6, 6, 3), dtype=np.uint8)
@@ -91,30 +110,36 @@ def album_data(folder: Path, rows: Sequence[Sequence[str]], name: str = "album")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.jsonl"
     questions = ("Where is the red circle?", "yes or no", "Describe the image, then the largest shape.", "How many?")
-    path.write_text("".join(json.dumps({"id": f"{name}-{i}", "images": list(images), "question": questions[i % 4]}) + "\n"
-                            for i, images in enumerate(rows)), encoding="utf-8")
+    path.write_text(
+        "".join(
+            json.dumps({"id": f"{name}-{i}", "images": list(images), "question": questions[i % 4]}) + "\n"
+            for i, images in enumerate(rows)
+        ),
+        encoding="utf-8",
+    )
     return str(path)
 
 
-def _merge(base: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """`extra` laid over `base`, section by section, in place."""
     for key, value in extra.items():
-        base[key] = _merge(base[key], value) if isinstance(value, Mapping) and isinstance(base.get(key), dict) else value
+        base[key] = merge(base[key], value) if isinstance(value, Mapping) and isinstance(base.get(key), dict) else value
     return base
 
 
-def loose(folder: Path, data: str, held_out: str | None = None, **sections: Any) -> dict[str, Any]:
-    """A complete small run as a dictionary: 2 steps, 3 prompts, groups of 3, in-process rewards; override by section."""
+def small_run(folder: Path, train_file: str, held_out: str | None = None, **sections: Any) -> dict[str, Any]:
+    """A complete small run as a dictionary: 2 steps, 3 prompts, groups of 3, rewards in-process; override sections."""
     tree = {
         "name": "run", "dir": str(folder), "seed": 3,
         "model": {"path": tiny_folder("qwen2_5_vl", window_vision=False), "device": "cpu"},
-        "data": {"train": [{"task": ALBUM, "path": data}],
+        "data": {"train": [{"task": ALBUM, "path": train_file}],
                  "eval": [{"task": ALBUM, "path": held_out}] if held_out else []},
         "rollout": {"group_size": 3, "max_new_tokens": 6},
         "optim": {"lr": 0.002}, "reward": {"workers": 0}, "alarms": {"logprob_gap": 0.001},
         "eval": {"samples": 2, "every": 1, "best_metric": "sampled/reward"},
         "train": {"steps": 2, "prompts_per_step": 3, "save_every": 1, "token_budget": 120},
     }
-    return _merge(tree, sections)
+    return merge(tree, sections)
 
 
 def config_file(path: Path, tree: Mapping[str, Any]) -> str:

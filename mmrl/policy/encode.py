@@ -107,8 +107,12 @@ class Encoder:
         if placeholders != len(sample.images):
             raise DataError(f"sample {sample.id}: expected one image item per picture, found {placeholders} items for "
                             f"{len(sample.images)} pictures; mend {type(task).__name__}.messages or the row's images")
-        pictures = [open_image(path) for path in sample.images]
         text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        for token, expected in ((self.processor.image_token, len(sample.images)), (self.processor.video_token, 0)):
+            if text.count(token) != expected:
+                raise DataError(f"sample {sample.id}: expected {expected} times {token} in the prompt, found "
+                                f"{text.count(token)}; the question must not contain it: remove it from the row")
+        pictures = [open_image(path) for path in sample.images]
         batch = self.processor(text=[text], images=pictures or None, return_tensors="pt",
                                images_kwargs=self._image_options if pictures and self._image_options else {})
         fields = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor)}

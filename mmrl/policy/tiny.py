@@ -124,7 +124,7 @@ def _config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
            "vision_start_token_id": ids("<|vision_start|>"), "vision_end_token_id": ids("<|vision_end|>")}
     depth, width, heads = spec.vision_layers, spec.vision_hidden, spec.vision_heads
     if spec.arch == "qwen2_vl":
-        vision = {"depth": depth, "embed_dim": width, "hidden_size": spec.hidden, "mlp_ratio": 2, "num_heads": heads,
+        vision: dict[str, Any] = {"depth": depth, "embed_dim": width, "hidden_size": spec.hidden, "mlp_ratio": 2, "num_heads": heads,
                   "patch_size": 14}
         return hf.Qwen2VLConfig(text_config=text, vision_config=vision, **top)
     vision = {"depth": depth, "hidden_size": width, "intermediate_size": 2 * width, "num_heads": heads,

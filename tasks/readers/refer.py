@@ -94,12 +94,19 @@ def _look_up(table: dict[int, dict[str, Any]], key: Any, what: str) -> dict[str,
     return table[key]
 
 
+def _default_images(release: Path) -> Path:
+    places = (release.parent / "images" / "mscoco" / "images" / "train2014", release / "images")
+    return next((place for place in places if place.is_dir()), release)
+
+
 def read_refer(path: str | Path, *, image_root: str | None = None, split: str | None = None,
                split_by: str | None = None, task: str = "grounding", on_error: str = "raise") -> Readout:
     """One sample per sentence, id '<folder>-<ref_id>-<sent_id>', source '<folder>/<split>'.
 
     `path` is the release folder or a refs(*).p file; `split` keeps train, val, test, testA or testB (default all);
-    `image_root` holds the COCO train2014 pictures (default: the release folder). Row numbers in errors count refs.
+    `image_root` holds the COCO train2014 pictures; by default they are looked for where the official download puts
+    them, <root>/images/mscoco/images/train2014 beside the release folder, then in <release>/images, then in the release
+    folder itself. Row numbers in errors count refs.
     """
     folder_or_file = Path(path)
     file = _refs_file(folder_or_file, split_by)
@@ -111,7 +118,7 @@ def read_refer(path: str | Path, *, image_root: str | None = None, split: str | 
     if split is not None and split not in splits:
         raise ConfigError(f"unknown split {split!r}; {file} has {', '.join(sorted(splits))}."
                           f"{did_you_mean(split, splits)}")
-    root, release = Path(image_root) if image_root else file.parent, file.parent.name
+    root, release = Path(image_root) if image_root else _default_images(file.parent), file.parent.name
 
     def rows() -> Iterator[tuple[int, Any]]:
         for number, ref in enumerate(refs, 1):

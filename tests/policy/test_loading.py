@@ -28,9 +28,9 @@ from tests.engine_kit import (
     album_data,
     config_file,
     fresh_policy,
-    loose,
     picture,
     sample_with,
+    small_run,
     tiny_folder,
     weights_of,
 )
@@ -59,7 +59,9 @@ def randomize_adapter(p: Policy) -> None:
                 parameter.copy_(0.1 * torch.randn_like(parameter))
 
 
-@pytest.mark.parametrize("parts", [[], ["vision"], ["projector"], ["language"], ["vision", "projector"], ["vision", "language"]])
+@pytest.mark.parametrize(
+    "parts", [[], ["vision"], ["projector"], ["language"], ["vision", "projector"], ["vision", "language"]]
+)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_frozen_parts_and_only_they_get_no_gradient(arch: str, parts: list[str]) -> None:
     p = fresh_policy(arch, freeze=parts)
@@ -126,8 +128,11 @@ def test_reference_must_be_asked_for_and_survives_errors() -> None:
 
 
 def _all_logits(model: Any, processor: Any, path: str) -> torch.Tensor:
-    text = processor.apply_chat_template([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "red"}]}],
-                                         add_generation_prompt=True, tokenize=False)
+    text = processor.apply_chat_template(
+        [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "red"}]}],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
     inputs = processor(text=[text], images=[Image.open(path).convert("RGB")], return_tensors="pt")
     with torch.no_grad():
         return model(**inputs).logits
@@ -140,8 +145,11 @@ def _digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(r=4, vision=True, target_modules=["q_proj", "o_proj", "qkv", "down_proj"])],
-                         ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "lora",
+    [None, LoraSettings(r=4, vision=True, target_modules=["q_proj", "o_proj", "qkv", "down_proj"])],
+    ids=["full", "lora"],
+)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_saved_model_is_what_transformers_loads(arch: str, lora: LoraSettings | None, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -171,8 +179,14 @@ def test_saved_model_is_what_transformers_loads(arch: str, lora: LoraSettings | 
     assert model.generation_config.eos_token_id == p.base.generation_config.eos_token_id
 
 
-@pytest.mark.parametrize(("arch", "frame", "system"), [
-    ("qwen2_vl", CoordFrame.REL1000, True), ("qwen2_5_vl", CoordFrame.ABS_RESIZED, True), ("qwen3_vl", CoordFrame.REL1000, False)])
+@pytest.mark.parametrize(
+    ("arch", "frame", "system"),
+    [
+        ("qwen2_vl", CoordFrame.REL1000, True),
+        ("qwen2_5_vl", CoordFrame.ABS_RESIZED, True),
+        ("qwen3_vl", CoordFrame.REL1000, False),
+    ],
+)
 def test_templates(arch: str, frame: CoordFrame, system: bool) -> None:
     p = fresh_policy(arch)
     assert (p.template.name, p.template.frame, bool(p.template.system)) == (arch, frame, system)
@@ -196,7 +210,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     bert = tmp_path / "bert"
     bert.mkdir()
     (bert / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ConfigError, match="qwen2_5_vl.*'bert'"):
+    with pytest.raises(ConfigError, match=r"qwen2_5_vl.*'bert'"):
         fresh_policy(path=str(bert))
     with pytest.raises(ConfigError, match=r"'qwen2\.5_vl'\. Did you mean 'qwen2_5_vl'"):
         load_policy(ModelConfig.model_construct(**{**dict(ModelConfig(path=tiny_folder())), "template": "qwen2.5_vl"}))
@@ -242,15 +256,24 @@ def test_encoder_recalls_only_the_same_question_of_the_same_task() -> None:
 
 def test_prompts_are_never_cut() -> None:
     p = fresh_policy(max_prompt_tokens=20)
-    with pytest.raises(DataError, match="at most 20 prompt tokens, found .*of them media.*max_pixels"):
+    with pytest.raises(DataError, match=r"at most 20 prompt tokens, found .*of them media.*max_pixels"):
         p.encoder(sample_with([picture((640, 427))]), TASK)
 
     class Forgetful(Album):
         def messages(self, sample: Any, template: Any) -> list[dict[str, Any]]:
             return [{"role": "user", "content": [{"type": "text", "text": "no picture here"}]}]
 
-    with pytest.raises(DataError, match="one image item per picture, found 0 items for 1 pictures.*Forgetful"):
+    with pytest.raises(DataError, match=r"one image item per picture, found 0 items for 1 pictures.*Forgetful"):
         p.encoder(sample_with([picture((56, 56))]), Forgetful())
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("question", "pictures"), [("What is <|image_pad|>?", 0), ("What is <|image_pad|>?", 1), ("<|video_pad|>", 1)]
+)
+def test_media_tokens_in_a_question_are_a_data_error(arch: str, question: str, pictures: int) -> None:
+    with pytest.raises(DataError, match=r"expected \d times <\|(image|video)_pad\|> in the prompt.*remove it"):
+        fresh_policy(arch).encoder(sample_with([picture((56, 56))] * pictures, question), TASK)
 
 
 @pytest.mark.parametrize("change", ["pixels", "removed"])
@@ -263,7 +286,7 @@ def test_a_picture_changed_between_rollout_and_update_is_noticed(change: str, tm
         paths.append(str(tmp_path / f"{i}.png"))
         Image.open(picture((112, 84), i)).save(paths[-1])
     data = album_data(tmp_path, [[path] for path in paths])
-    tree = loose(tmp_path / "runs", data, data={"prompt_cache_gib": 0}, train={"steps": 1, "prompts_per_step": 3})
+    tree = small_run(tmp_path / "runs", data, data={"prompt_cache_gib": 0}, train={"steps": 1, "prompts_per_step": 3})
     trainer = Trainer(load_config(config_file(tmp_path / "c.yaml", tree)))
     rollout = SerialSchedule.groups
 
@@ -276,7 +299,9 @@ def test_a_picture_changed_between_rollout_and_update_is_noticed(change: str, tm
                 Image.open(picture((112, 84), 9)).save(path)
 
     monkeypatch.setattr(SerialSchedule, "groups", then_change)
-    expected, message = (MismatchError, "changed during the run") if change == "pixels" else (MediaError, "found none at")
+    expected, message = (
+        (MismatchError, "changed during the run") if change == "pixels" else (MediaError, "found none at")
+    )
     with pytest.raises(expected, match=message):
         trainer.fit()
     assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "failed"

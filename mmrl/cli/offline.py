@@ -1,0 +1,95 @@
+"""What `mmrl tasks check` and `mmrl score` print around the library: tables for people, exit status for scripts."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mmrl.config import parse_overrides
+
+if TYPE_CHECKING:
+    from mmrl.conformance import Conformance
+    from mmrl.rescore import Rescored
+
+__all__ = ["check_command", "score_command"]
+
+_WIDTH = 110
+
+
+def check_command(name: str, data: Path | None, model: str | None, param: list[str], out: Path, limit: int) -> None:
+    """Check a task, print one line per check, and exit with status 1 when one failed."""
+    import transformers
+
+    from mmrl.conformance import check_task
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    result = check_task(name, data, model=model, params=parse_overrides(param), out=out, limit=limit)
+    _print_check(result, Console(width=_WIDTH, highlight=False), out)
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def _print_check(result: Conformance, console: Console, out: Path) -> None:
+    console.print(f"task {escape(result.task)}: {result.samples} samples")
+    table = Table()
+    table.add_column("check", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    for finding in result.findings:
+        problems = f"[red]failed[/], {finding.count} problem{'s' if finding.count > 1 else ''}"
+        table.add_row(escape(finding.check), "[green]passed[/]" if finding.ok else problems)
+    console.print(table)
+    for finding in result.findings:
+        if not finding.ok:
+            console.print(f"\n[bold]{escape(finding.check)}[/]\n  expected  {escape(finding.expected)}")
+            for problem in finding.problems:
+                console.print(f"  found     {escape(problem)}")
+            if finding.count > len(finding.problems):
+                console.print(f"            and {finding.count - len(finding.problems)} more")
+            console.print(f"  mend      {escape(finding.mend)}")
+    console.print(f"\ndata {escape(result.data)}" + (f", {result.rejected} rows rejected" if result.rejected else ""))
+    if result.tokens:
+        console.print(f"prompt tokens with {escape(result.model)}: " + ", ".join(
+            f"{name} {value:g}" for name, value in result.tokens.items()))
+    if result.lowest_gold:
+        console.print("lowest gold score (coordinates are rounded): " + ", ".join(
+            f"{frame} {value:.3f}" for frame, value in result.lowest_gold.items()))
+    if result.pictures:
+        console.print(f"look at {escape(str(out))}/check_*.png: green is the gold answer, orange the wrong one")
+
+
+def score_command(file: Path, task: str | None, param: list[str], out: Path | None) -> None:
+    """Score a log again, print old and new means per source, and write the new rows to `out` when it is given."""
+    from mmrl.rescore import rescore, write_rescored
+
+    result = rescore(file, task, parse_overrides(param))
+    _print_scores(result, Console(width=_WIDTH, highlight=False), file)
+    if out is not None:
+        write_rescored(result, out)
+        typer.echo(f"scores: {out}")
+
+
+def _print_scores(result: Rescored, console: Console, file: Path) -> None:
+    from mmrl.rescore import summary_rows
+
+    console.print(f"{escape(str(file))}: {len(result.rows)} completions")
+    table = Table()
+    for heading in ("source", "measure", "logged", "now", "changed"):
+        table.add_column(heading, justify="left" if heading in ("source", "measure") else "right", no_wrap=True)
+    previous = ""
+    for row in summary_rows(result.rows):
+        table.add_row(escape(row["source"]) if row["source"] != previous else "", escape(row["measure"]),
+                      f"{row['old']:.4f}", f"{row['new']:.4f}", f"{row['changed']} of {row['n']}")
+        previous = row["source"]
+    console.print(table)
+    console.print(f"{sum(r.changed for r in result.rows)} of {len(result.rows)} scores changed")
+    if result.broken:
+        console.print(f"[yellow]{len(result.broken)} lines could not be scored:[/]")
+        for line in result.broken[:5]:
+            console.print(f"  line {line.line}: {escape(line.reason)[:300]}")
+        if len(result.broken) > 5:
+            console.print(f"  and {len(result.broken) - 5} more")

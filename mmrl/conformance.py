@@ -1,0 +1,202 @@
+"""Does a task keep its contract? Checked on your own data, before any GPU hour is spent on it.
+
+    mmrl tasks check grounding --data my.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --out runs/check
+
+Loads the samples twice, encodes every prompt with the model's own processor (its weights are not loaded), scores gold,
+wrong and garbage answers in every coordinate frame, in this process and in a reward worker, and draws the boxes. What
+fails is reported as expected, found and how to mend it. The checks are listed in mmrl/_conformance_checks.py.
+"""
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl._conformance_checks import CHECKS, Bench, Check
+from mmrl._conformance_pictures import draw_check
+from mmrl.errors import ConfigError, MediaError
+from mmrl.media import image_size
+from mmrl.registry import task_from_spec
+from mmrl.scoring import Scorer
+from mmrl.task import Task
+from mmrl.types import ImageSize, Sample
+
+if TYPE_CHECKING:
+    from mmrl.policy.encode import Encoder
+
+__all__ = ["Conformance", "Finding", "check_task", "load_encoder"]
+
+_SHOWN = 3  # problems quoted per check
+_PICTURES = 12
+_DEFAULT_MODEL = Path(__file__).resolve().parents[1] / "assets" / "tiny_vlm"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Outcome of one check; `problems` quotes the first few of `count`."""
+
+    check: str
+    ok: bool
+    expected: str
+    mend: str
+    problems: tuple[str, ...] = ()
+    count: int = 0
+
+
+@dataclass
+class Conformance:
+    """What `mmrl tasks check` found; `tokens` are prompt lengths in tokens, media included (min, median, max).
+
+    `lowest_gold` is the lowest score of a gold answer per coordinate frame: what rounding of coordinates costs.
+    """
+
+    task: str
+    data: str
+    model: str
+    samples: int = 0
+    rejected: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    tokens: dict[str, float] = field(default_factory=dict)
+    lowest_gold: dict[str, float] = field(default_factory=dict)
+    pictures: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """True when every check passed."""
+        return all(finding.ok for finding in self.findings)
+
+
+def load_encoder(model: str | None, folder: Path) -> tuple[Encoder, str]:
+    """The encoder of a model folder or hub name, without its weights, and its name.
+
+    Without `model`: assets/tiny_vlm of a checkout, else a tiny model built in `folder`. Raises ConfigError.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+
+    from mmrl.config import ModelConfig
+    from mmrl.policy.encode import Encoder
+    from mmrl.policy.loading import template_for
+
+    name = model or (str(_DEFAULT_MODEL) if (_DEFAULT_MODEL / "config.json").is_file() else "")
+    path = name
+    if not path:
+        from mmrl.policy.tiny import TinySpec, build_tiny
+
+        name, path = "a tiny model built for this check", str(folder / "tiny_vlm")
+        build_tiny(TinySpec(), path)
+    try:
+        config = AutoConfig.from_pretrained(path)
+        processor = AutoProcessor.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"expected --model to be a folder or hub name of a Qwen-VL model, found '{path}': "
+                          f"{error}") from error
+    template = template_for(config.model_type, ModelConfig(path=path))
+    with torch.device("meta"):  # rotary positions need the model's class and configuration, not its weights
+        shell = AutoModelForImageTextToText.from_config(config)
+    return Encoder(processor, shell.model.get_rope_index, template, cache_bytes=0), name
+
+
+def check_task(spec: str, data: str | Path | None = None, *, model: str | None = None,
+               params: Mapping[str, Any] | None = None, out: str | Path = "runs/check", limit: int = 200,
+               timeout_s: float = 10.0) -> Conformance:
+    """Check the task `spec` on the first `limit` samples of `data` (default: its own examples, made under `out`).
+
+    A reward that takes longer than `timeout_s` on one text is a finding. Writes conformance.json and
+    up to 12 pictures with boxes into `out`. Raises RegistryError or ConfigError for a task, model or parameter that
+    does not exist; everything the task itself does wrong is a finding.
+    """
+    from mmrl.runlog import write_json
+
+    folder, settings = Path(out), dict(params or {})
+    folder.mkdir(parents=True, exist_ok=True)
+    task = task_from_spec(spec, settings)
+    path = str(data) if data is not None else task.example_data(str(folder / "examples"))
+    if path is None:
+        raise ConfigError(f"task '{spec}' has no examples of its own: give --data FILE (or write {type(task).__name__}."
+                          "example_data)")
+    with tempfile.TemporaryDirectory() as scratch:
+        encoder, name = load_encoder(model, Path(scratch))
+        result = Conformance(spec, path, name)
+        samples = _load(task, path, limit, result)
+        if samples:
+            with Scorer([(spec, settings)], [task], workers=1, timeout_s=timeout_s) as scorer:
+                bench = Bench(spec, settings, path, limit, task, samples, encoder, scorer)
+                _encode(bench, result)
+                result.findings += [_run(check, bench) for check in CHECKS]
+            result.lowest_gold = dict(bench.lowest_gold)
+            result.pictures = _draw(bench, folder)
+    write_json(folder / "conformance.json", {**asdict(result), "ok": result.ok})
+    return result
+
+
+def _load(task: Task, path: str, limit: int, result: Conformance) -> list[Sample]:
+    """Samples of the first load; [] with a finding when there are none or loading fails."""
+    check = Check("data loads", "at least one usable sample", "mend the rows named here, or load()", lambda _: iter(()))
+    samples: list[Sample] = []
+    try:
+        samples = list(itertools.islice(task.load(path), limit))
+        problems = [] if samples else [f"no samples in {path}"]
+    except Exception as error:  # the task's own code: whatever it raises is the finding
+        problems = [f"{type(error).__name__}: {error}"]
+    result.samples, result.rejected = len(samples), len(task.rejected)
+    result.findings.append(_finding(check, problems))
+    return [] if problems else samples
+
+
+def _encode(bench: Bench, result: Conformance) -> None:
+    """Encode every prompt: token counts, picture sizes as the model sees them, and what went wrong."""
+    for sample in bench.samples:
+        try:
+            prompt = bench.encoder(sample, bench.task)
+            bench.tokens.append(prompt.length)
+            bench.sizes.append(prompt.images)
+        except Exception as error:  # the task's messages, a picture, or the processor's template: all are findings
+            bench.encode_errors.append(f"sample {getattr(sample, 'id', '?')}: {type(error).__name__}: {error}")
+            bench.sizes.append(_sizes_on_disk(sample))
+    if bench.tokens:
+        result.tokens = {"min": min(bench.tokens), "median": statistics.median(bench.tokens), "max": max(bench.tokens)}
+
+
+def _sizes_on_disk(sample: Sample) -> tuple[ImageSize, ...] | None:
+    """Sizes without the model's resize, so that scoring can be checked although encoding failed."""
+    try:
+        sizes = [image_size(path) for path in sample.images]
+    except (MediaError, TypeError, AttributeError):
+        return None
+    return tuple(ImageSize(size, size) for size in sizes)
+
+
+def _run(check: Check, bench: Bench) -> Finding:
+    problems: list[str] = []
+    try:
+        problems.extend(check.run(bench))
+    except Exception as error:  # the task's own code: whatever it raises is the finding
+        problems.append(f"raised {type(error).__name__}: {error}")
+    return _finding(check, problems)
+
+
+def _finding(check: Check, problems: list[str]) -> Finding:
+    return Finding(check.name, not problems, check.expected, check.mend, tuple(p[:500] for p in problems[:_SHOWN]),
+                   len(problems))
+
+
+def _draw(bench: Bench, folder: Path) -> list[str]:
+    """Pictures of gold and wrong answers in the frame the model emits; samples that cannot be drawn are left out."""
+    frame = bench.encoder.template.frame
+    paths: list[str] = []
+    answers = {(label, id(job.sample)): (job.text, score) for label, job, score in bench.scored
+               if label in ("gold", "wrong") and job.ctx.frame is frame and job.ctx.progress == 1}
+    for sample, _ in bench.usable:
+        gold, wrong = answers.get(("gold", id(sample))), answers.get(("wrong", id(sample)))
+        if len(paths) < _PICTURES and sample.images and gold and wrong:
+            target = folder / f"check_{len(paths):02d}.png"
+            with contextlib.suppress(MediaError):  # already a finding of the encoding check
+                draw_check(sample, gold[0], wrong[0], gold[1].detail, wrong[1].detail, target)
+                paths.append(str(target))
+    return paths

@@ -1,0 +1,125 @@
+"""What every benchmark needs: the machine and versions, measured children in alternation, medians, JSON results.
+
+A benchmark compares systems only by ratios of runs that alternate in one session, each in a process of its own:
+
+    for number, order in enumerate(alternation(("mmrl", "trl"), rounds=3)):
+        for system in order:
+            row = run_child("scripts.bench_vs_trl", ["--child", system])
+
+The parent must stay light (no torch): on Linux a child's `ru_maxrss` starts at the memory of the process it was forked
+from. Children call `finish_child(row)`.
+"""
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RESULTS", "ROOT", "alternation", "finish_child", "machine", "peak_mib", "print_table", "run_child", "spread",
+           "versions", "write_results"]
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "assets" / "results"
+_ROW_FILE = "MMRL_BENCH_ROW"
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
+               "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+def machine() -> dict[str, Any]:
+    """CPU name, cores, memory, operating system and the load of the last minute: a busy machine blurs every timing."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {"cpu": name, "cores": os.cpu_count(), "memory_gib": round(memory, 1), "platform": platform.platform(),
+            "load_1min": round(os.getloadavg()[0], 2)}
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Python and the named distributions."""
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def alternation(systems: Sequence[str], rounds: int) -> Iterator[tuple[str, ...]]:
+    """Orders of `rounds` rounds; every second one is reversed, so that a slow drift of the machine favours nobody."""
+    for number in range(rounds):
+        yield tuple(systems) if number % 2 == 0 else tuple(reversed(systems))
+
+
+def run_child(module: str, arguments: Sequence[str], *, timeout: float = 1800) -> dict[str, Any]:
+    """Run `python -m module arguments` on one thread and return the row it gave to `finish_child`.
+
+    Raises RuntimeError with the end of its output when it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="mmrl-bench-") as folder:
+        row = Path(folder) / "row.json"
+        environment = {**os.environ, **_ONE_THREAD, _ROW_FILE: str(row)}
+        done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False)
+        if done.returncode or not row.exists():
+            raise RuntimeError(f"python -m {module} {' '.join(arguments)} ended with status {done.returncode}:\n"
+                               f"{done.stdout[-4000:]}")
+        return dict(json.loads(row.read_text(encoding="utf-8")))
+
+
+def finish_child(row: Mapping[str, Any]) -> None:
+    """Hand a child's results to its parent; started by hand, it prints them."""
+    text = json.dumps(row)
+    target = os.environ.get(_ROW_FILE)
+    if target:
+        Path(target).write_text(text, encoding="utf-8")
+    else:
+        print(text)
+
+
+def peak_mib() -> float:
+    """Largest resident memory of this process so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """Median, smallest and largest value."""
+    return {"median": round(statistics.median(values), digits), "min": round(min(values), digits),
+            "max": round(max(values), digits)}
+
+
+def write_results(name: str, value: Mapping[str, Any], *libraries: str) -> Path:
+    """Write assets/results/NAME.json with date, command, machine and versions; returns its path."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    arguments = "".join(f" {a}" for a in sys.argv[1:])
+    head = {"date": datetime.now(timezone.utc).date().isoformat(),
+            "command": f"python -m scripts.{Path(sys.argv[0]).stem}{arguments}", "machine": machine(),
+            "versions": versions(*libraries)}
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps({**head, **value}, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns wide enough for their entries; the first is left-aligned."""
+    cells = [[str(c) for c in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    for number, row in enumerate(cells):
+        print("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))))
+        if number == 0:
+            print("  ".join("-" * w for w in widths))

@@ -1,0 +1,117 @@
+"""A killed and resumed run equals the undisturbed one, bit for bit; a run that cannot be continued says why."""
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.config import load_config
+from mmrl.errors import ConfigError, DataError
+from mmrl.trainer import Trainer
+from scripts.torture_resume import differences, torture
+from tests.engine_kit import ALBUM, album_data, config_file, picture, read_jsonl, small_run
+
+
+@pytest.mark.slow
+def test_torture_with_two_kills(tmp_path: Path) -> None:
+    record = torture(tmp_path, kills=2, seed=1, steps=16)
+    assert record["passed"] and len(record["kills"]) == 2, record
+    assert set(record["identical"]) >= {
+        "metrics.jsonl",
+        "weights and optimizer",
+        "eval/*/predictions.jsonl",
+        "run state",
+    }
+
+
+def make(tmp_path: Path, name: str, **sections: Any) -> Any:
+    """A run of five steps with pictures, a flat source (carry-over), a broken picture, evaluations and two epochs."""
+    rows = [[picture((112, 84), i)] * (i % 3) for i in range(7)] + [[str(tmp_path / "missing.png")]]
+    flat = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(3)], "flat")
+    held = album_data(tmp_path / "data", rows[:3], "held")
+    train = [{"task": ALBUM, "path": album_data(tmp_path / "data", rows)},
+             {"task": ALBUM, "path": flat, "params": {"value": 0.0}, "weight": 0.6}]
+    sections = {"algorithm": {"epochs": 2}, "optim": {"lr": 0.005, "schedule": "cosine", "warmup_steps": 2}, **sections}
+    tree = small_run(tmp_path / "runs", train[0]["path"], held, name=name, data={"train": train}, **{
+        "train": {"steps": 5, "prompts_per_step": 4, "keep_last": 9}, "eval": {"every": 2}, **sections})
+    return load_config(config_file(tmp_path / f"{name}.yaml", tree))
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> Path:
+    trainer = Trainer(make(tmp_path, "calm"))
+    trainer.fit()
+    return trainer.folder.path
+
+
+def cut(tmp_path: Path, calm: Path, name: str, step: int) -> Path:
+    """A copy of the run as a kill after the checkpoint of `step` would leave it, later traces included."""
+    run = tmp_path / "runs" / name
+    shutil.copytree(calm, run, symlinks=True)
+    for later in range(step + 1, 6):
+        shutil.rmtree(run / "checkpoints" / f"step_{later:06d}")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "train/rew')  # a line cut by the kill
+    half = run / "checkpoints" / f".partial-step_{step + 1:06d}"
+    half.mkdir(parents=True)
+    (half / "model.safetensors").write_bytes(b"half")
+    return run
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 4, 5])
+def test_resume_from_every_checkpoint(step: int, calm: Path, tmp_path: Path) -> None:
+    run = cut(tmp_path, calm, "cut", step)
+    trainer = Trainer(make(tmp_path, "cut"), resume=True)
+    assert trainer.start_step == step
+    trainer.fit()
+    verdicts = differences(calm, run)
+    assert all(verdicts.values()), verdicts
+    assert not list((run / "checkpoints").glob(".*"))
+    assert json.loads((run / "run.json").read_text())["resumed_at"] == (step or None)
+
+
+def test_the_comparison_notices_differences(calm: Path, tmp_path: Path) -> None:
+    """Guards the others: another seed, one weight, one evaluation must show."""
+    assert all(differences(calm, calm).values())
+    other = Trainer(make(tmp_path, "other", seed=4))
+    other.fit()
+    verdicts = differences(calm, other.folder.path)
+    assert not any(
+        verdicts[n] for n in ("metrics.jsonl", "eval/*/predictions.jsonl", "rollouts/*.jsonl", "weights and optimizer")
+    )
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    copy = tmp_path / "runs" / "copy"
+    shutil.copytree(calm, copy, symlinks=True)
+    file = copy / "checkpoints" / "step_000005" / "model.safetensors"
+    weights = load_file(file)
+    name = sorted(weights)[0]
+    flat = weights[name].flatten()
+    flat[0] = torch.nextafter(flat[0], torch.tensor(torch.inf))
+    save_file(weights, file)
+    assert [n for n, same in differences(calm, copy).items() if not same] == ["weights and optimizer"], "one last bit"
+
+
+def test_resume_refuses_another_run(calm: Path, tmp_path: Path) -> None:
+    cut(tmp_path, calm, "cut", 3)
+    before = read_jsonl(calm / "metrics.jsonl")
+    for sections, message in (({"seed": 9}, "seed=3, found 5 and 9"),
+                              ({"train": {"steps": 8, "prompts_per_step": 4}}, "train.steps=5 .*found 8 and 3")):
+        with pytest.raises(ConfigError, match=message):
+            Trainer(make(tmp_path, "cut", **sections), resume=True).fit()
+    settings = make(tmp_path, "cut")
+    extra = Path(settings.data.train[0].path)
+    extra.write_text(extra.read_text() + json.dumps({"id": "new", "images": [], "question": "?"}) + "\n")
+    with pytest.raises(DataError, match=r"had \[8, 3\] samples, now \[9, 3\]"):
+        Trainer(settings, resume=True).fit()
+    assert read_jsonl(calm / "metrics.jsonl") == before
+
+
+def test_resume_without_a_run_starts_one(tmp_path: Path) -> None:
+    trainer = Trainer(make(tmp_path, "new", train={"steps": 1, "prompts_per_step": 2}), resume=True)
+    trainer.fit()
+    assert trainer.start_step == 0 and len(read_jsonl(trainer.folder.path / "metrics.jsonl")) == 1
