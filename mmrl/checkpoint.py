@@ -90,7 +90,8 @@ class Checkpoints:
         """The error to raise when the checkpoint of `step` cannot be loaded."""
         earlier = ", ".join(str(s) for s in self.steps() if s < step)
         return CheckpointError(f"cannot read the checkpoint {self.path(step)}: {type(error).__name__}: {error}; "
-                               f"remove that folder and continue with --resume (earlier complete checkpoints: {earlier or 'none'})")
+                               "remove that folder and continue with --resume (earlier complete checkpoints: "
+                               f"{earlier or 'none'})")
 
     def clean(self) -> None:
         """Remove what a killed process left half-written."""

@@ -57,7 +57,7 @@ def training_rewards(group: Group, config: RunConfig) -> list[float]:
 
 
 def score_origin(source: DataSource, images: Sequence[ImageSize]) -> dict[str, Any]:
-    """What a logged completion needs beside sample and text to be scored again: its task as configured, picture sizes."""
+    """What a logged completion needs beside sample and text to be scored again: configured task and picture sizes."""
     return {"task_spec": source.task, "task_params": dict(source.params),
             "image_sizes": [dataclasses.asdict(size) for size in images]}
 
@@ -73,7 +73,7 @@ class StepTally:
     report: StepReport | None = None
     failures: list[dict[str, Any]] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)  # every closed group, also those not trained on
-    origins: dict[tuple[int, int, int], dict[str, Any]] = field(default_factory=dict)  # by group key, see `score_origin`
+    origins: dict[tuple[int, int, int], dict[str, Any]] = field(default_factory=dict)  # by key: score_origin
 
 
 class SerialSchedule:

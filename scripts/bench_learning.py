@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import machine_facts, write_results
+from scripts._bench import write_results
 from scripts.demo import make_data, summary
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,7 +87,7 @@ def main() -> None:
             print(f"{result['variant']:26} seed {result['seed']}  sampled mIoU {cell['before']['mean']:.3f} -> "
                   f"{cell['after']['mean']:.3f}  {result['seconds']:.0f} s", flush=True)
     rows = table(runs)
-    write_results("bench_learning", {"machine": machine_facts(), "table": rows, "runs": runs})
+    write_results("bench_learning", {"table": rows, "runs": runs}, "torch", "transformers")
     print(f"\n{'reward':26} {'sampled mIoU':24} {'sampled Acc@0.75':24} {'greedy mIoU':24}")
     for row in rows:
         cells = [row[k] for k in ("sampled/iou", "sampled/acc@0.75", "greedy/iou")]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
 
+from scripts._bench import write_results
 from tasks.scenes import make_scenes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,13 +53,8 @@ def main() -> None:
     print(f"done in {seconds / 60:.1f} minutes")
     if options.record:
         info = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        facts = {"seconds": round(seconds), "seed": options.seed, "steps": info["total_steps"],
-                 "machine": {**info["machine"], "processor": platform.machine()}, "versions": info["versions"],
-                 "held_out": summary(run)}
-        target = ROOT / "assets" / "results" / "demo.json"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        print(f"recorded in {target}")
+        facts = {"seconds": round(seconds), "seed": options.seed, "steps": info["total_steps"], "held_out": summary(run)}
+        print(f"recorded in {write_results('demo', facts, 'torch', 'transformers')}")
 
 
 if __name__ == "__main__":

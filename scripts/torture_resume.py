@@ -129,9 +129,18 @@ def phase(run: Path, began: float) -> tuple[str, int]:
     return f"rollout or update of step {saved + 1}", saved
 
 
-def _killed_run(config: Path, name: str, run: Path, kills: int, rng: random.Random, loop_s: float,
+def _rows_written(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def _killed_run(config: Path, name: str, run: Path, kills: int, steps: int, rng: random.Random, step_s: float,
                 start_s: float) -> Iterator[Kill]:
-    """Start, kill, resume ...; yields each kill and leaves the run finished."""
+    """Start, kill, resume ...; yields each kill and leaves the run finished.
+
+    Kill i comes at a random step of the i-th share of the run, at a random moment of it; now and then, in addition,
+    while the process still starts.
+    """
     log = run.parent.parent / f"{name}.log"
     for number in range(kills):
         began = time.time()
@@ -139,8 +148,11 @@ def _killed_run(config: Path, name: str, run: Path, kills: int, rng: random.Rand
         if rng.random() < 0.2:
             time.sleep(rng.random() * start_s)
         else:
+            target = (number + rng.random()) * steps / kills
             _wait_for_start(process, run, began)
-            time.sleep(rng.random() * 1.6 * loop_s / kills)
+            while process.poll() is None and _rows_written(run) < int(target):
+                time.sleep(0.005)
+            time.sleep(rng.random() * 1.2 * step_s)
         ended = process.poll() is not None
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -205,7 +217,7 @@ def torture(folder: Path, *, kills: int, seed: int, steps: int) -> dict[str, Any
     total_s = time.time() - began
     print(f"undisturbed: {steps} steps in {total_s:.1f} s, of which {start_s:.1f} s to start", flush=True)
     record: list[Kill] = []
-    for kill in _killed_run(config, "killed", runs / "killed", kills, rng, total_s - start_s, start_s):
+    for kill in _killed_run(config, "killed", runs / "killed", kills, steps, rng, (total_s - start_s) / steps, start_s):
         record.append(kill)
         print(f"killed after {kill.seconds:6.2f} s: {kill.phase} (checkpoint {kill.checkpoint})", flush=True)
     verdicts = differences(runs / "calm", runs / "killed")

@@ -40,7 +40,7 @@ def prefix_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     v_BK = torch.cat([v_M.index_select(0, layout.owner_B), v_B], 2)
     # query heads that share a key head become more queries of it, so that keys and values need no copy per query head
     out_B = scaled_dot_product_attention(q_B.reshape(B, kv_heads, groups * C, width), k_BK, v_BK, scale=scaling,
-                                         attn_mask=layout.mask_BCK.repeat(1, 1, groups, 1)).view(B, heads, C, width)
+                                         attn_mask=layout.mask_BCK.repeat(1, 1, groups, 1)).reshape(B, heads, C, width)
     out = torch.cat([o.transpose(1, 2).reshape(-1, heads, width) for o in (out_M, out_B)])
     return out.index_select(0, layout.slot_T)[None]
 
@@ -49,8 +49,9 @@ def _one_token_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Te
                          scaling: float | None) -> torch.Tensor:
     """query (R, H, 1, D), key and value (R, Hkv, K, D) -> (R, 1, H, D); the cache is read as it is, never repeated."""
     rows, heads, _, width = query.shape
-    folded = query.view(rows, key.shape[1], -1, width)  # the heads of a key head as queries: one token needs no causal mask
-    return scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling).view(rows, 1, heads, width)
+    folded = query.reshape(rows, key.shape[1], -1, width)  # heads of a key head as queries: one token needs no causal mask
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(rows, 1, heads, width)
 
 
 def _attention_interface(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
