@@ -29,7 +29,6 @@ VARIANTS: dict[str, list[str]] = {
     "dynamic 0.5 / 0.65 / 0.8": ["data.train.0.params.mode=dynamic",
                                  "data.train.0.params.iou={schedule: [[0.1, 0.5], [0.25, 0.65], [1.0, 0.8]]}"],
     "dynamic, V-Triune": ["data.train.0.params.mode=dynamic"],
-    "static 0.5": ["data.train.0.params.mode=static", "data.train.0.params.iou={threshold: 0.5}"],
     "static 0.8": ["data.train.0.params.mode=static", "data.train.0.params.iou={threshold: 0.8}"],
     "control: shuffled": ["reward.shuffle=true"],
 }

@@ -71,7 +71,8 @@ class PrefillOnceEngine(RolloutEngine):
         results: list[list[Completion]] = [[] for _ in requests]
         noise = [None if r.greedy else row_noise(r.key, r.count, settings.max_new_tokens) for r in requests]
         for chunk in _chunks(requests, settings):
-            rows = [_Row(i, None if noise[i] is None else noise[i][g]) for i, first, last in chunk for g in range(first, last)]
+            rows = [_Row(i, None if (drawn := noise[i]) is None else drawn[g])
+                    for i, first, last in chunk for g in range(first, last)]
             prompts = [requests[i].prompt for i, _, _ in chunk]
             counts = [last - first for _, first, last in chunk]
             with torch.no_grad(), self.policy.autocast():
@@ -87,7 +88,8 @@ class PrefillOnceEngine(RolloutEngine):
         return Completion(tuple(ids), text, tuple(logps), StopReason.EOS if ended else StopReason.LENGTH,
                           self.policy.version)
 
-    def _prefill(self, prompts: Sequence[Prompt], counts: Sequence[int], new_tokens: int) -> tuple[torch.Tensor, ...]:
+    def _prefill(self, prompts: Sequence[Prompt], counts: Sequence[int],
+                 new_tokens: int) -> tuple[torch.Tensor, PreallocatedCache, torch.Tensor, torch.Tensor]:
         policy = self.policy
         width = max(p.length for p in prompts)
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
