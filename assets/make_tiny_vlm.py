@@ -1,9 +1,10 @@
-"""Make assets/tiny_vlm: a tiny Qwen2.5-VL that sees and follows the answer format but answers loosely, as a base VLM does.
+"""Make assets/tiny_vlm: a tiny Qwen2.5-VL that sees and follows the answer format but answers loosely.
 
-    python -m assets.make_tiny_vlm            (about half an hour on one CPU core; seeded)
+    python -m assets.make_tiny_vlm            (35 minutes on one busy CPU core; seeded)
 
-Four runs of `mmrl sft`: one object; one or two objects; mostly two, so that the words matter; then boxes drawn with a margin and a shaky hand, so that the
-policy knows where things are but not exactly. That looseness is what reinforcement learning removes in `make demo`.
+Four runs of `mmrl sft`: one object; one or two objects; mostly two, so that the words matter; then boxes drawn with a
+margin and a shaky hand, so that the policy knows where things are but not exactly, as a base VLM does. That looseness
+is what reinforcement learning removes in `make demo`.
 """
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ def build_optimizer(parameters: Sequence[tuple[str, torch.nn.Parameter]], config
     decay = [p for _, p in parameters if p.ndim > 1]
     plain = [p for _, p in parameters if p.ndim <= 1]
     groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps,
-                             fused=True)
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps)
 
 
 def learning_rate(config: OptimConfig, update: int, total_updates: int) -> float:

@@ -118,7 +118,8 @@ class Updater:
         norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], self.config.optim.max_grad_norm)
         if not torch.isfinite(norm):
             raise NonFiniteError(f"the gradient norm is {float(norm)} in optimizer step {self.updates + 1}; samples: "
-                                 f"{', '.join(w.group.sample.id for w in work[:8])}; lower optim.lr or resume from the last checkpoint")
+                                 f"{', '.join(w.group.sample.id for w in work[:8])}; lower optim.lr or resume from the "
+                                 "last checkpoint")
         result.lr = learning_rate(self.config.optim, self.updates, self.total_updates)
         set_learning_rate(self.optimizer, result.lr)
         if denominator > 0:  # AdamW would still move the weights by its momentum

@@ -10,7 +10,6 @@ meaning, so whatever the control gains is not learning from rewards.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess

@@ -14,7 +14,6 @@ out. Evaluation, saving and start-up are not counted.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import tempfile
@@ -25,7 +24,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import mmrl  # first: makes torchvision importable beside a CPU build of torch
 from mmrl import RewardContext, Sample, Score
 from scripts import _bench as bench
 from tasks.grounding import Grounding
@@ -147,7 +145,8 @@ def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
     loaded = bench.peak_mib()
     trainer.fit()
     prompt_tokens = trainer.schedule.tally.prompt_tokens / setting.prompts_per_step
-    bench.finish_child(watch.row(loaded_mib=loaded, prompt_tokens=prompt_tokens, completion_tokens=rows[-1]["train/length/mean"]))
+    bench.finish_child(watch.row(loaded_mib=loaded, prompt_tokens=prompt_tokens, completion_tokens=rows[-1]["train/length/mean"],
+                                 grad_norm=statistics.mean(r["train/grad_norm"] for r in rows)))
 
 
 def trl_dataset(setting: Setting, folder: Path) -> Any:
@@ -199,9 +198,11 @@ def child_trl(setting: Setting, folder: Path, steps: int) -> None:
     trainer.accelerator.backward = watch.timed("backward", trainer.accelerator.backward)
     loaded = bench.peak_mib()
     trainer.train()
-    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
+    logged = [row for row in trainer.state.log_history if "completions/mean_length" in row]
+    lengths, norms = ([float(row[key]) for row in logged] for key in ("completions/mean_length", "grad_norm"))
     prompt_tokens = trainer.state.num_input_tokens_seen / steps / rows - setting.new_tokens
-    bench.finish_child(watch.row(loaded_mib=loaded, prompt_tokens=prompt_tokens, completion_tokens=statistics.mean(lengths)))
+    bench.finish_child(watch.row(loaded_mib=loaded, prompt_tokens=prompt_tokens, completion_tokens=statistics.mean(lengths),
+                                 grad_norm=statistics.mean(norms)))
 
 
 def token_bound(prompt: float, group: int, new: int) -> float:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from assets.make_grounding_fixtures import make_all
 from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl, tiny_folder
 

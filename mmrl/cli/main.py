@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_comp
 tasks_app = typer.Typer(no_args_is_help=True, help="List tasks and check that they keep the contract.")
 app.add_typer(tasks_app, name="tasks")
 
-Overrides = Annotated[Optional[list[str]], typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
 ConfigFile = Annotated[Path, typer.Argument(help="configuration file (see configs/)")]
 
 
@@ -50,11 +50,11 @@ def evaluate(
         checkpoint: Annotated[str, typer.Argument(help="model folder or hub name")],
         task: Annotated[str, typer.Option(help="task name, package/name or file.py:Name")],
         data: Annotated[list[Path], typer.Option(help="data file or folder; may be given several times")],
-        out: Annotated[Optional[Path], typer.Option(help="output folder; default CHECKPOINT/eval or runs/eval")] = None,
-        config: Annotated[Optional[Path], typer.Option(help="take model, rollout and task settings from here")] = None,
+        out: Annotated[Path | None, typer.Option(help="output folder; default CHECKPOINT/eval or runs/eval")] = None,
+        config: Annotated[Path | None, typer.Option(help="take model, rollout and task settings from here")] = None,
         overrides: Overrides = None,
         samples: Annotated[int, typer.Option(help="sampled completions per prompt for avg@k; 0: greedy only")] = 0,
-        limit: Annotated[Optional[int], typer.Option(help="first n samples")] = None) -> None:
+        limit: Annotated[int | None, typer.Option(help="first n samples")] = None) -> None:
     """Evaluate a checkpoint on held-out data; writes results.json and predictions.jsonl."""
     from mmrl.cli.run import eval_command
 
@@ -63,9 +63,9 @@ def evaluate(
 
 @app.command()
 def score(file: Annotated[Path, typer.Argument(help="rollouts/*.jsonl or predictions.jsonl of a run")],
-          task: Annotated[Optional[str], typer.Option(help="score with this task instead of the logged one")] = None,
-          param: Annotated[Optional[list[str]], typer.Option(help="task parameter, for example mode=dynamic")] = None,
-          out: Annotated[Optional[Path], typer.Option(help="where to write the new scores (jsonl)")] = None) -> None:
+          task: Annotated[str | None, typer.Option(help="score with this task instead of the logged one")] = None,
+          param: Annotated[list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")] = None,
+          out: Annotated[Path | None, typer.Option(help="where to write the new scores (jsonl)")] = None) -> None:
     """Score logged completions again, offline: what would this reward have said?"""
     from mmrl.cli.offline import score_command
 
@@ -110,9 +110,9 @@ def tasks_list() -> None:
 @tasks_app.command("check")
 def tasks_check(
         name: Annotated[str, typer.Argument(help="task name, package/name or file.py:Name")],
-        data: Annotated[Optional[Path], typer.Option(help="your data; default: the task's own examples")] = None,
-        model: Annotated[Optional[str], typer.Option(help="model whose template and processor to use")] = None,
-        param: Annotated[Optional[list[str]], typer.Option(help="task parameter, for example mode=dynamic")] = None,
+        data: Annotated[Path | None, typer.Option(help="your data; default: the task's own examples")] = None,
+        model: Annotated[str | None, typer.Option(help="model whose template and processor to use")] = None,
+        param: Annotated[list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")] = None,
         out: Annotated[Path, typer.Option(help="folder for pictures with boxes drawn")] = Path("runs/check"),
         limit: Annotated[int, typer.Option(help="samples to check")] = 200) -> None:
     """Gold answers score 1, wrong ones 0, garbage 0 with a reason; prompts fit; boxes drawn to look at."""

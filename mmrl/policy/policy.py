@@ -41,21 +41,6 @@ def media_token_ids(tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(vocabulary[t] for t in _MEDIA_TOKENS if t in vocabulary))
 
 
-class _PatchProduct(torch.nn.Conv3d):
-    """The patch embedding as what it is, one matrix product per patch: several times faster than conv3d on a CPU."""
-
-    def forward(self, patches: torch.Tensor) -> torch.Tensor:
-        """patches (n, channels, *kernel_size) -> (n, width, 1, 1, 1); the kernel covers its whole input."""
-        out_nH = torch.nn.functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
-        return out_nH[..., None, None, None]
-
-
-def _embed_patches_by_product(base: Any) -> None:
-    projection = base.model.visual.patch_embed.proj
-    if type(projection) is torch.nn.Conv3d:  # parameters, their names and saved files stay as they are
-        projection.__class__ = _PatchProduct
-
-
 class Policy:
     """Model, processor and everything needed to sample from it and to differentiate its log-probs.
 
@@ -69,9 +54,6 @@ class Policy:
         self.device, self.autocast_dtype = device, autocast
         self.version = 0
         self._reference = reference
-        for base in (self.base, reference):
-            if base is not None:
-                _embed_patches_by_product(base)
         self._logits_chunk = logits_chunk  # logits held at once; beyond it they are recomputed in backward
         self.banned = torch.tensor(media_token_ids(processor.tokenizer), device=device)
         eos = model.generation_config.eos_token_id

@@ -117,15 +117,16 @@ def _config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
         "vocab_size": -(-len(tokenizer) // 64) * 64, "hidden_size": spec.hidden, "intermediate_size": 2 * spec.hidden,
         "num_hidden_layers": spec.layers, "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv,
         "max_position_embeddings": 8192, "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,  # sections sum to half the head width
+        # the three sections of the rotary positions sum to half the head width
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
                             "mrope_section": [temporal, (half - temporal) // 2, half - temporal - (half - temporal) // 2]},
         "bos_token_id": ids("<|endoftext|>"), "eos_token_id": ids("<|im_end|>"), "pad_token_id": ids("<|endoftext|>")}
     top = {"image_token_id": ids("<|image_pad|>"), "video_token_id": ids("<|video_pad|>"), "tie_word_embeddings": True,
            "vision_start_token_id": ids("<|vision_start|>"), "vision_end_token_id": ids("<|vision_end|>")}
     depth, width, heads = spec.vision_layers, spec.vision_hidden, spec.vision_heads
     if spec.arch == "qwen2_vl":
-        vision: dict[str, Any] = {"depth": depth, "embed_dim": width, "hidden_size": spec.hidden, "mlp_ratio": 2, "num_heads": heads,
-                  "patch_size": 14}
+        vision: dict[str, Any] = {"depth": depth, "embed_dim": width, "hidden_size": spec.hidden, "mlp_ratio": 2,
+                                  "num_heads": heads, "patch_size": 14}
         return hf.Qwen2VLConfig(text_config=text, vision_config=vision, **top)
     vision = {"depth": depth, "hidden_size": width, "intermediate_size": 2 * width, "num_heads": heads,
               "out_hidden_size": spec.hidden}

@@ -119,8 +119,8 @@ class PrefillOnceEngine(RolloutEngine):
         hidden_RH, cache, mask_RK, position_R = self._prefill(prompts, counts, settings.max_new_tokens)
         width = mask_RK.shape[1] - settings.max_new_tokens
         sampled = torch.tensor([r.uniform_S is not None for r in rows], device=device)
-        uniform_RS = torch.stack([r.uniform_S if r.uniform_S is not None else torch.zeros(settings.max_new_tokens, dtype=torch.double)
-                                  for r in rows]).to(device)
+        no_noise_S = torch.zeros(settings.max_new_tokens, dtype=torch.double)
+        uniform_RS = torch.stack([no_noise_S if r.uniform_S is None else r.uniform_S for r in rows]).to(device)
         eos = torch.tensor(policy.eos_ids, device=device)
         row_R = torch.arange(len(rows), device=device)
         alive_R = torch.ones(len(rows), dtype=torch.bool, device=device)

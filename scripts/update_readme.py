@@ -1,0 +1,91 @@
+"""Write the README's result tables from assets/results/*.json, so that no number in it was typed by hand.
+
+    python -m scripts.update_readme           # rewrite the blocks between <!-- results:NAME --> and <!-- end -->
+    python -m scripts.update_readme --check   # exit 1 when a block is out of date (a test runs this)
+"""
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+_BLOCK = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _load(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "assets" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _interval(e: dict[str, float]) -> str:
+    return f"{e['mean']:.2f} [{e['low']:.2f}, {e['high']:.2f}]"
+
+
+def demo() -> str:
+    """Held-out results of `make demo`, before and after."""
+    found = _load("demo")
+    lines = ["| held-out, 200 pictures | before | after |", "|---|---|---|"]
+    for mode, label in (("sampled", "sampled, avg@8, T = 1"), ("greedy", "greedy")):
+        for metric, title in (("iou", "mIoU"), ("acc@0.5", "Acc@0.5"), ("acc@0.75", "Acc@0.75")):
+            cell = found["held_out"][mode][metric]
+            lines.append(f"| {title}, {label} | {_interval(cell['before'])} | **{_interval(cell['after'])}** |")
+    machine = found["machine"]
+    lines.append(f"\n{found['steps']} steps of 16 prompts x 8 completions, {found['seconds'] / 60:.1f} minutes on one thread of "
+                 f"{machine['cpu']} ({machine['cores']} cores, no GPU), seed {found['seed']}; brackets are 95 % intervals.")
+    return "\n".join(lines)
+
+
+def learning() -> str:
+    """Three seeds per reward and the control."""
+    found = _load("bench_learning")
+    seeds = found["table"][0]["seeds"]
+    lines = [f"| reward ({seeds} seeds) | sampled mIoU | gain (lowest to highest) | sampled Acc@0.75 | greedy mIoU |",
+             "|---|---|---|---|---|"]
+    for row in found["table"]:
+        s, a, g = row["sampled/iou"], row["sampled/acc@0.75"], row["greedy/iou"]
+        lines.append(f"| {row['variant']} | {s['before']:.3f} to {s['after']:.3f} | {s['gain']:+.3f} ({s['lowest_gain']:+.3f} to "
+                     f"{s['highest_gain']:+.3f}) | {a['before']:.3f} to {a['after']:.3f} | {g['before']:.3f} to {g['after']:.3f} |")
+    return "\n".join(lines)
+
+
+def trl() -> str:
+    """Seconds per step and peak memory against TRL."""
+    found = _load("bench_vs_trl")
+    lines = ["| setting | prompt tokens | G | new tokens | mmrl s/step | TRL s/step | mmrl is faster by | token bound | TRL's peak memory "
+             "/ mmrl's |", "|---|---|---|---|---|---|---|---|---|"]
+    for r in found["settings"]:
+        ours, theirs = (statistics.median(x["step_s"] for x in r["rounds"][s]) for s in ("mmrl", "trl"))
+        lines.append(f"| {r['what']} | {r['prompt_tokens']:.0f} | {r['group_size']} | {r['new_tokens']} | {ours:.2f} | {theirs:.2f} | "
+                     f"**{r['speed_ratio']['median']:.1f}x** ({r['speed_ratio']['min']:.1f} to {r['speed_ratio']['max']:.1f}) | "
+                     f"{r['token_bound']:.1f}x | {r['peak_memory_ratio']['median']:.1f}x |")
+    lines.append(f"\nTRL {found['versions'].get('trl', '')}, one thread, fp32, the same tiny Qwen2.5-VL in alternation.")
+    return "\n".join(lines)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "learning": learning, "trl": trl}
+
+
+def rendered(text: str) -> str:
+    """README text with every results block renewed."""
+    return _BLOCK.sub(lambda m: f"{m.group(1)}{BLOCKS[m.group(2)]()}\n{m.group(3)}", text)
+
+
+def main() -> int:
+    """Command line."""
+    readme = ROOT / "README.md"
+    old = readme.read_text(encoding="utf-8")
+    new = rendered(old)
+    if "--check" in sys.argv[1:]:
+        if new != old:
+            print("README.md is out of date with assets/results; run python -m scripts.update_readme", file=sys.stderr)
+        return int(new != old)
+    readme.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
