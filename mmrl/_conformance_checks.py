@@ -146,6 +146,7 @@ def _is_frozen(value: Any) -> bool:
 def _loading(bench: Bench) -> Iterator[str]:
     first = _texts(bench.samples)
     fresh = task_from_spec(bench.spec, bench.params)
+    fresh.on_error = bench.task.on_error
     for label, task in (("the second time", bench.task), ("by a new instance", fresh)):
         again = _texts(list(itertools.islice(task.load(bench.path), bench.limit)))
         if len(again) != len(first):

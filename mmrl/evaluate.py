@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmrl.config import RunConfig
 from mmrl.data import LoadedSource
 from mmrl.errors import DataError, MediaError
 from mmrl.policy.policy import Policy
@@ -26,7 +28,9 @@ from mmrl.stats import describe
 from mmrl.types import RewardContext, Sample, Score, StopReason
 from mmrl.world import World
 
-__all__ = ["EvalSettings", "Evaluation", "evaluate", "write_evaluation"]
+__all__ = ["EvalSettings", "Evaluation", "evaluate", "protocol_of", "write_evaluation"]
+
+_CHUNK = 64  # samples encoded at a time: a benchmark's pixels do not fit in memory together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,7 @@ class EvalSettings:
     seed: int = 0
     limit: int | None = None
     greedy: bool = True
+    protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what else can change the numbers
 
 
 @dataclasses.dataclass
@@ -46,11 +51,23 @@ class Evaluation:
 
     results: dict[str, Any]
     predictions: list[dict[str, Any]]
+    places: list[int]  # of each prediction's sample in its source
 
-    def metric(self, name: str) -> float | None:
-        """'sampled/iou' -> its mean; None when it was not measured."""
+    def metric(self, name: str, limit: int | None = None) -> float | None:
+        """'sampled/iou' -> its mean over the first `limit` samples of each source; None when it was not measured.
+
+        Comparing checkpoints needs the same samples each time, whether or not this evaluation had more of them.
+        """
         mode, _, metric = name.partition("/")
-        return self.results.get(mode, {}).get(metric, {}).get("mean")
+        if metric not in self.results.get(mode, {}):
+            return None
+        if limit is None or all(place < limit for place in self.places):
+            return self.results[mode][metric]["mean"]
+        scores = [p["score"] for p, place in zip(self.predictions, self.places, strict=True)
+                  if p["mode"] == mode and (limit is None or place < limit)]
+        special = {"reward": lambda s: s["value"], "parse_rate": lambda s: float(s["parsed"])}
+        value = special.get(metric, lambda s: s["metrics"].get(metric, 0.0))
+        return math.fsum(value(s) for s in scores) / len(scores) if scores else None
 
 
 def evaluate(policy: Policy, engine: RolloutEngine, scorer: Scorer, sources: Sequence[LoadedSource],
@@ -63,15 +80,17 @@ def evaluate(policy: Policy, engine: RolloutEngine, scorer: Scorer, sources: Seq
     rows: list[dict[str, Any]] = []
     for key, source in enumerate(sources, first_key):
         mine = list(enumerate(source.samples[: settings.limit]))[rank::size]
-        rows += _evaluate_source(policy, engine, scorer, key, source, mine, settings)
+        for start in range(0, len(mine), _CHUNK):
+            rows += _evaluate_chunk(policy, engine, scorer, key, source, mine[start:start + _CHUNK], settings)
     if world is not None:
         rows = world.gather(rows)
     rows.sort(key=lambda r: (r["_order"], r["mode"], r["_number"]))
-    return Evaluation(_summarize(rows, sources, settings, policy, step, first_key), [_public(r) for r in rows])
+    return Evaluation(_summarize(rows, sources, settings, policy, step, first_key), [_public(r) for r in rows],
+                      [r["_order"][1] for r in rows])
 
 
-def _evaluate_source(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: int, source: LoadedSource,
-                     samples: Sequence[tuple[int, Sample]], settings: EvalSettings) -> list[dict[str, Any]]:
+def _evaluate_chunk(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: int, source: LoadedSource,
+                    samples: Sequence[tuple[int, Sample]], settings: EvalSettings) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     plan: list[tuple[int, Sample, str, tuple]] = []
     requests: list[Request] = []
@@ -150,7 +169,8 @@ def _summarize(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource
     results: dict[str, Any] = {
         "step": step, "task": ", ".join(sorted({s.task.name for s in sources})),
         "protocol": {
-            "data": [{"path": s.config.path, "samples": len(s.samples[: settings.limit]), "rejected": len(s.rejected)}
+            **settings.protocol,
+            "data": [{"path": s.config.path, "task": s.config.task, "params": s.config.params, "samples": len(s.samples[: settings.limit]), "rejected": len(s.rejected)}
                      for s in sources],
             "template": policy.template.name, "frame": policy.template.frame.value, "samples_per_prompt": settings.samples,
             "seed": settings.seed, **dataclasses.asdict(settings.sampling),
@@ -175,6 +195,13 @@ def _summarize(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource
             prefix = "" if mode == "greedy" or "greedy" not in results else "sampled/"
             results["per_source"].setdefault(name, {}).update({f"{prefix}{k}": v for k, v in part.items()})
     return results
+
+
+def protocol_of(config: RunConfig) -> dict[str, Any]:
+    """The settings of a run that change what is measured: model, prompt frame, pixel budget, precision."""
+    m, d = config.model, config.data
+    return {"model": m.path, "system": m.system, "dtype": m.dtype, "attn": m.attn, "max_prompt_tokens": m.max_prompt_tokens,
+            "min_pixels": d.min_pixels, "max_pixels": d.max_pixels}
 
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> None:

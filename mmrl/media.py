@@ -49,7 +49,7 @@ def _read_head(path: str) -> bytes:
         raise MediaError(f"expected a picture file, found a folder: {path}; give the file inside it",
                          kind="unsupported", path=path) from err
     except (OSError, ValueError) as err:
-        hint = "download it first, addresses are not fetched" if "://" in path else "check the path or image_root"
+        hint = "download it first, addresses are not fetched" if "://" in path else "check the path"
         raise MediaError(f"expected a readable picture file, found none at {path} ({err}); {hint}",
                          kind="missing", path=path) from err
     if not head:

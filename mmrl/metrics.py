@@ -26,7 +26,8 @@ def completion_records(groups: Iterable[Group]) -> list[dict[str, Any]]:
         for trajectory in group.trajectories:
             score, turn = score_of(trajectory), trajectory.turns[-1]
             records.append({
-                "key": group.key, "source": group.sample.source, "value": score.value, "parts": dict(score.parts),
+                "key": group.key, "source": group.sample.source, "id": group.sample.id, "value": score.value,
+                "parts": dict(score.parts),
                 "metrics": dict(score.metrics), "parsed": score.parsed, "reason": score.reason,
                 "length": trajectory.num_tokens, "clipped": turn.stop is StopReason.LENGTH})
     return records
@@ -42,7 +43,9 @@ def _one_source(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
         "parse_rate": _mean([r["parsed"] for r in records]), "length/mean": _mean([r["length"] for r in records]),
         "length/right": _mean([r["length"] for r in records if r["value"] > 0.5]),
         "length/wrong": _mean([r["length"] for r in records if r["value"] <= 0.5]),
-        "length/clipped": _mean([r["clipped"] for r in records])}
+        "length/clipped": _mean([r["length"] for r in records if r["clipped"]]),
+        "clipped_share": _mean([r["clipped"] for r in records])}
+    out.update(_detection(records))
     names = {(kind, name) for r in records for kind in ("parts", "metrics") for name in r[kind]}
     for kind, name in sorted(names):
         label = f"reward/part/{name}" if kind == "parts" else name
@@ -53,6 +56,20 @@ def _one_source(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
             reasons[record["reason"].partition(":")[0]] += 1
     out.update({f"failed/{reason}": n / len(records) for reason, n in sorted(reasons.items())})
     return out
+
+
+def _detection(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """precision@0.5 = right / parsed and recall@0.5 = right / all, where right means IoU >= 0.5 (one object per picture).
+
+    Over the sources that measure acc@0.5; a completion of theirs whose reward failed has no metrics and counts as missed.
+    Precision is None when nothing was parsed.
+    """
+    sources = {r["source"] for r in records if "acc@0.5" in r["metrics"]}
+    rows = [r for r in records if r["source"] in sources]
+    if not rows:
+        return {}
+    right, parsed = sum(r["metrics"].get("acc@0.5", 0.0) for r in rows), sum(r["parsed"] for r in rows)
+    return {"precision@0.5": right / parsed if parsed else None, "recall@0.5": right / len(rows)}
 
 
 def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: UpdateResult,

@@ -68,19 +68,23 @@ class RunFolder:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.path = Path(config.dir) / config.name
+        self._replace = False
 
     def prepare(self, *, resume: bool, overwrite: bool) -> None:
         """Make the folder. Raises ConfigError when it holds another run and neither resume nor overwrite was asked."""
         used = (self.path / "metrics.jsonl").exists() or (self.path / "run.json").exists()
-        if used and overwrite and not resume:
-            shutil.rmtree(self.path)
-        elif used and not resume:
+        self._replace = used and overwrite and not resume
+        if used and not resume and not overwrite:
             raise ConfigError(f"{self.path} already holds a run; continue it with --resume, replace it with --overwrite, "
                               "or choose another name=")
         self.path.mkdir(parents=True, exist_ok=True)
 
     def start(self, *, total_steps: int, resumed_at: int | None) -> None:
-        """Write config.yaml and run.json."""
+        """Write config.yaml and run.json; only now, when model and data have loaded, a replaced run is removed."""
+        if self._replace:
+            shutil.rmtree(self.path)
+            self.path.mkdir(parents=True)
+            self._replace = False
         (self.path / "config.yaml").write_text(
             yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
         info = {

@@ -28,12 +28,13 @@ from mmrl.errors import DataError, MediaError
 from mmrl.policy.encode import fingerprint
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
-from mmrl.scoring import ScoreJob, Scorer
+from mmrl.scoring import ScoreJob, Scorer, is_reward_failure
 from mmrl.task import Task
 from mmrl.types import Group, ImageSize, RewardContext, Score, StopReason, Trajectory
 from mmrl.world import World
 
-__all__ = ["SerialSchedule", "StepTally", "sampling_settings", "score_of", "score_origin", "training_rewards"]
+__all__ = ["SerialSchedule", "StepTally", "group_outcome", "sampling_settings", "score_of", "score_origin", "training_rewards",
+           "usable"]
 
 
 def sampling_settings(config: RunConfig) -> SamplingSettings:
@@ -60,6 +61,19 @@ def score_origin(source: DataSource, images: Sequence[ImageSize]) -> dict[str, A
     """What a logged completion needs beside sample and text to be scored again: configured task and picture sizes."""
     return {"task_spec": source.task, "task_params": dict(source.params),
             "image_sizes": [dataclasses.asdict(size) for size in images]}
+
+
+def usable(group: Group) -> list[bool]:
+    """Which trajectories have a reward: one whose reward raised, hung or crashed says nothing about the policy."""
+    return [t.score is not None and not is_reward_failure(t.score) for t in group.trajectories]
+
+
+def group_outcome(group: Group, config: RunConfig) -> list[float] | None:
+    """The usable training rewards of a closed group; None when it failed or has fewer than two of them."""
+    if group.error is not None:
+        return None
+    rewards = [r for r, good in zip(training_rewards(group, config), usable(group), strict=True) if good]
+    return rewards if len(rewards) > 1 else None
 
 
 @dataclass
@@ -98,11 +112,12 @@ class SerialSchedule:
         while tickets := self.sampler.ask(self._next):
             local = [t for t in tickets if t.key[1] % self.world.size == self.world.rank]
             closed = self._close(local, step)
-            outcomes = [(g.key, training_rewards(g, self.config) if g.error is None else None) for g in closed]
+            outcomes = [(g.key, group_outcome(g, self.config)) for g in closed]
             verdicts = {key: self.sampler.offer(key, rewards) for key, rewards in sorted(self.world.gather(outcomes))}
             self.tally.groups += closed
             keep_all = not self.config.algorithm.dynamic_sampling
-            yield from (g for g in closed if verdicts[g.key] is Verdict.KEPT or (keep_all and g.error is None))
+            yield from (g for g in closed if verdicts[g.key] is Verdict.KEPT or (
+                keep_all and verdicts[g.key] is not Verdict.FAILED))
         self.tally.report = self.sampler.end_step()
 
     def _next(self) -> tuple[str, str]:

@@ -14,10 +14,10 @@ import torch
 
 from mmrl.alarms import Alarm, AlarmBoard
 from mmrl.checkpoint import Checkpoints
-from mmrl.config import RunConfig
+from mmrl.config import RunConfig, effective_threads
 from mmrl.data import load_sources, write_rejected
-from mmrl.errors import CheckpointError, ConfigError, MMRLError, RewardError
-from mmrl.evaluate import EvalSettings, Evaluation, evaluate, write_evaluation
+from mmrl.errors import CheckpointError, ConfigError, MMRLError, NonFiniteError, RewardError, did_you_mean
+from mmrl.evaluate import EvalSettings, Evaluation, evaluate, protocol_of, write_evaluation
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.optim import build_optimizer
 from mmrl.policy.loading import load_policy
@@ -27,7 +27,7 @@ from mmrl.runlog import RunFolder, rollout_rows, write_json
 from mmrl.schedule import SerialSchedule, sampling_settings
 from mmrl.scoring import Scorer
 from mmrl.trackers import Trackers
-from mmrl.update import Updater
+from mmrl.update import Updater, UpdateResult
 from mmrl.world import World
 
 __all__ = ["Trainer"]
@@ -37,9 +37,10 @@ class Trainer:
     """One run. `on_event(kind, payload)` is told 'start', 'step', 'eval', 'alarm', 'checkpoint' and 'end' (main process)."""
 
     def __init__(self, config: RunConfig, *, resume: bool = False, overwrite: bool = False, on_event: Any = None) -> None:
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        if (threads := effective_threads(config)) is not None:
+            torch.set_num_threads(threads)
         self.config, self.on_event = config, on_event or (lambda kind, payload: None)
+        self.overwrite = overwrite and not resume
         self.world = World(torch.device(config.model.device) if config.model.device else None)
         self.folder = RunFolder(config)
         self.checkpoints = Checkpoints(self.folder.path / "checkpoints", config.train.keep_last)
@@ -51,7 +52,7 @@ class Trainer:
         self.start_step = steps[-1] if steps else 0
         torch.manual_seed(config.seed)
         self.train_sources = load_sources(config.data.train, on_error=config.data.on_error)
-        self.eval_sources = load_sources(config.data.eval, on_error=config.data.on_error)
+        self.eval_sources = load_sources(config.data.eval, on_error=config.data.on_error, where="data.eval")
         self.policy = self._load_policy()
         self.optimizer = build_optimizer(self.policy.trainable(), config.optim)
         self.engine = PrefillOnceEngine(self.policy)
@@ -75,12 +76,12 @@ class Trainer:
         """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do."""
         specs = [(s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)]
         tasks = [s.task for s in (*self.train_sources, *self.eval_sources)]
-        trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
         with Scorer(specs, tasks, workers=self.config.reward.workers, timeout_s=self.config.reward.timeout_s) as scorer:
             self.scorer = scorer
             self.schedule = SerialSchedule(self.config, self.policy, self.engine, scorer, self.train_sources, self.world)
             self.updater = Updater(self.config, self.policy, self.optimizer, self.schedule.stream, self.world)
             self._restore()
+            trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
             status = "failed"
             try:
                 row = self._loop(trackers)
@@ -99,15 +100,16 @@ class Trainer:
         step = self.start_step
         if step:
             state = self.checkpoints.load_state(step, self.optimizer)
-            if state["steps"] != self.config.train.steps or state["seed"] != self.config.seed:
-                raise ConfigError(f"cannot resume: the run was started with train.steps={state['steps']} and seed="
-                                  f"{state['seed']}, found {self.config.train.steps} and {self.config.seed}")
+            changed = _differences(state["config"], self.config.model_dump(mode="json"))
+            if changed:
+                raise ConfigError("cannot resume: it would no longer be the same run. Changed since the checkpoint: "
+                                  f"{'; '.join(changed)}. Restore them, or start a new run (name=...)")
             self.schedule.load_state_dict(state["schedule"])
             self.alarms.load_state_dict(state["alarms"])
             self.updater.updates, self.policy.version = state["updates"], state["version"]
             self.best, self.best_step = state["best"], state["best_step"]
         if self.world.is_main:
-            if step or (self.folder.path / "metrics.jsonl").exists():
+            if step or not self.overwrite:
                 self.folder.rewind(step if step else -1)
             if self.best_step in self.checkpoints.steps():  # killed between writing a checkpoint and marking it
                 self.checkpoints.mark_best(self.best_step)
@@ -126,11 +128,11 @@ class Trainer:
             self.policy.publish()
             groups = list(self.schedule.groups(step))
             tally = self.schedule.tally
-            update = self.updater.run(groups)
+            records = self.world.gather(completion_records(tally.groups))
+            self._check_rewards(step, records)
+            update = self._update(step, groups)
             tally.rollout_tokens, tally.prompt_tokens = (
                 int(n) for n in self.world.sum([tally.rollout_tokens, tally.prompt_tokens]))
-            records = self.world.gather(completion_records(tally.groups))
-            self._check_rewards(records)
             last = step == c.train.steps
             seconds = {"rollout": tally.rollout_s, "reward": tally.reward_s, "logprobs": update.logprobs_s,
                        "update": update.update_s, "total": time.perf_counter() - began}
@@ -144,9 +146,21 @@ class Trainer:
                 raise MMRLError(f"stopped at step {step} by alarm '{stop.name}': {stop.message}")
         return row
 
-    def _check_rewards(self, records: list[dict[str, Any]]) -> None:
+    def _update(self, step: int, groups: list[Any]) -> UpdateResult:
+        """The optimizer steps of one training step; a non-finite loss or gradient leaves an alarm before it stops the run."""
+        try:
+            return self.updater.run(groups)
+        except NonFiniteError as error:
+            if self.world.is_main:
+                self._raise_alarms([Alarm(step, "non_finite", str(error), "error")])
+            raise
+
+    def _check_rewards(self, step: int, records: list[dict[str, Any]]) -> None:
         broken = [r["reason"] for r in records if (r["reason"] or "").startswith("reward_")]
         if broken and len(broken) > self.config.reward.max_failure_share * len(records):
+            if self.world.is_main:
+                self.folder.append("failures.jsonl", [{"step": step, "source": r["source"], "id": r["id"], "reason": r["reason"]}
+                                                      for r in records if (r["reason"] or "").startswith("reward_")])
             raise RewardError(f"{len(broken)} of {len(records)} rewards failed in one step (limit reward.max_failure_share = "
                               f"{self.config.reward.max_failure_share:g}); first: {broken[0]}")
 
@@ -176,7 +190,8 @@ class Trainer:
         if not self.eval_sources:
             return {}
         began, e = time.perf_counter(), self.config.eval
-        settings = EvalSettings(sampling_settings(self.config), e.samples, self.config.seed, None if full else e.limit)
+        settings = EvalSettings(sampling_settings(self.config), e.samples, self.config.seed, None if full else e.limit,
+                                protocol=protocol_of(self.config))
         offset = len(self.train_sources)
         evaluation = evaluate(self.policy, self.engine, self.scorer, self.eval_sources, settings, step=step,
                               world=self.world, first_key=offset)
@@ -186,15 +201,20 @@ class Trainer:
                 ids = list(dict.fromkeys(p["id"] for p in evaluation.predictions))[: e.gallery]
                 write_json(self.folder.path / "gallery.json", {"ids": ids})
             self.on_event("eval", evaluation)
-        return {**_flat(evaluation), "time/eval": time.perf_counter() - began}
+        selection = evaluation.metric(e.best_metric, e.limit)  # the same samples at every step, also when all were used
+        if selection is None:
+            measured = [f"{mode}/{name}" for mode in ("greedy", "sampled") for name in evaluation.results.get(mode, {})]
+            raise ConfigError(f"expected eval.best_metric to be one of {', '.join(measured)}, found '{e.best_metric}'."
+                              f"{did_you_mean(e.best_metric, measured)}")
+        return {**_flat(evaluation), "eval/selection": selection, "time/eval": time.perf_counter() - began}
 
     def _checkpoint(self, step: int, row: dict[str, Any]) -> None:
         began = time.perf_counter()
-        metric = row.get(f"eval/{self.config.eval.best_metric}")
+        metric = row.get("eval/selection")
         better = metric is not None and (self.best is None or metric > self.best)
         best, best_step = (metric, step) if better else (self.best, self.best_step)
         if self.world.is_main:
-            state = {"step": step, "steps": self.config.train.steps, "seed": self.config.seed, "best": best,
+            state = {"step": step, "config": self.config.model_dump(mode="json"), "best": best,
                      "best_step": best_step, "schedule": self.schedule.state_dict(), "alarms": self.alarms.state_dict(),
                      "updates": self.updater.updates, "version": self.policy.version}
             try:
@@ -208,6 +228,20 @@ class Trainer:
                     raise
                 self._raise_alarms([Alarm(step, "checkpoint_failed", str(error), "error")])
         self.world.barrier()
+
+
+_MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
+               "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.tensorboard",
+               "train.wandb", "data.prompt_cache_gib", "data.eval", "model.device")
+
+
+def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """Keys whose values differ and would make a resumed run another run."""
+    if where in _MAY_CHANGE:
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [d for k in sorted({*old, *new}) for d in _differences(old.get(k), new.get(k), f"{where}.{k}".strip("."))]
+    return [] if old == new else [f"{where} was {old!r}, now {new!r}"]
 
 
 def _flat(evaluation: Evaluation) -> dict[str, float]:

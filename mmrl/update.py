@@ -18,7 +18,7 @@ from mmrl.errors import MismatchError, NonFiniteError
 from mmrl.optim import learning_rate, reduce_and_scale, set_learning_rate
 from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
 from mmrl.policy.policy import Policy
-from mmrl.schedule import training_rewards
+from mmrl.schedule import training_rewards, usable
 from mmrl.types import Group
 from mmrl.world import World
 
@@ -87,10 +87,14 @@ class Updater:
     def _prepare(self, group: Group) -> _Work:
         a = self.config.algorithm
         sample, task = self.stream.find(group.sample.source, group.sample.id)
-        advantages_G = group_advantages(training_rewards(group, self.config), a.advantage_scale)
+        good_G = usable(group)
+        rewards = [r for r, good in zip(training_rewards(group, self.config), good_G, strict=True) if good]
+        found = iter(group_advantages(rewards, a.advantage_scale).tolist())
+        advantages_G = tuple(next(found) if good else 0.0 for good in good_G)
         turns = [t.turns[0] for t in group.trajectories]
         return _Work(group, PackItem(self.policy.encoder(sample, task), tuple(c.token_ids for c in turns)),
-                     tuple(advantages_G.tolist()), tuple(trajectory_in_loss(t, a.overlong) for t in group.trajectories),
+                     advantages_G, tuple(good and trajectory_in_loss(t, a.overlong)
+                                         for t, good in zip(group.trajectories, good_G, strict=True)),
                      tuple(c.logps for c in turns))
 
     def _minibatches(self, work: Sequence[_Work]) -> list[list[_Work]]:

@@ -1,20 +1,43 @@
 """The processes of a run, through accelerate: one process on a laptop, several under `accelerate launch` or torchrun."""
 from __future__ import annotations
 
+import os
+from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import InitProcessGroupKwargs, gather_object
+
+from mmrl.errors import ConfigError
 
 __all__ = ["World"]
+
+# Others wait for rank 0 while it writes a checkpoint; NCCL's own 10 minutes are too few for a large model on a slow disk.
+_TIMEOUT = timedelta(hours=2)
+
+
+def _choose_gpu(device: torch.device) -> None:
+    """Make the GPU with the index in `device` the current one; launched processes get that of their local rank.
+
+    Raises ConfigError when there is no such GPU.
+    """
+    if device.type != "cuda" or device.index is None or int(os.environ.get("LOCAL_RANK", -1)) != -1:
+        return
+    count = torch.cuda.device_count()
+    if device.index >= count:
+        raise ConfigError(f"expected model.device to name one of the {count} GPUs here (cuda:0 ...), found '{device}'")
+    torch.cuda.set_device(device)
 
 
 class World:
     """Rank, size and the few collective operations mmrl needs; with one process they do nothing."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self.accelerator = Accelerator(cpu=device is not None and device.type == "cpu")
+        if device is not None:
+            _choose_gpu(device)
+        self.accelerator = Accelerator(cpu=device is not None and device.type == "cpu",
+                                       kwargs_handlers=[InitProcessGroupKwargs(timeout=_TIMEOUT)])
 
     @property
     def size(self) -> int:

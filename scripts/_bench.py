@@ -25,8 +25,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "ROOT", "alternation", "finish_child", "machine", "peak_mib", "print_table", "run_child", "spread",
-           "versions", "write_results"]
+__all__ = ["RESULTS", "ROOT", "alternation", "finish_child", "machine", "peak_mib", "print_table", "run_child",
+           "spread", "versions", "write_results"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "assets" / "results"

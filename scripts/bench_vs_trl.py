@@ -4,12 +4,12 @@
     python -m scripts.bench_vs_trl --quick    (under a minute, writes nothing)
 
 Both train the same tiny Qwen2.5-VL on the same generated scenes: same prompts, group size, temperature, loss (token
-mean, clip 0.2 / 0.28, no KL), one AdamW step per set of rollouts, fp32, one thread, no gradient checkpointing, the whole
-step in one micro-batch, a reward that costs nothing. Every completion has exactly the allowed length: end-of-turn and
-media tokens are impossible in both (TRL: `suppress_tokens`; mmrl: `Policy.banned`). No prompt is seen twice, so mmrl's
-cache of encoded prompts cannot help it. mmrl runs its real Trainer, TRL its real GRPOTrainer, each in processes of
-their own that alternate; a step is the time from the end of one optimizer step to the end of the next, first ones left
-out. Evaluation, saving and start-up are not counted.
+mean, clip 0.2 / 0.28, no KL), one AdamW step per set of rollouts, fp32, one thread, no gradient checkpointing, the
+whole step in one micro-batch (or one group per micro-batch, for both), a reward that costs nothing. Every completion
+has exactly the allowed length: end-of-turn and media tokens are impossible in both (TRL: `suppress_tokens`; mmrl:
+`Policy.banned`). No prompt is seen twice, so mmrl's cache of encoded prompts cannot help it. mmrl runs its real
+Trainer, TRL its real GRPOTrainer, each in processes of their own that alternate; a step is the time from the end of
+one optimizer step to the end of the next, the first one left out. Evaluation, saving and start-up are not counted.
 """
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ LEARNING_RATE = 1e-5
 
 @dataclass(frozen=True)
 class Setting:
-    """One comparison. `size` is the pictures' side in pixels: 112 gives 16 visual tokens, 448 gives 256."""
+    """One comparison. `size` is the pictures' side in pixels: 112 gives 16 visual tokens, 448 gives 256.
+
+    With `accumulate` both put one group into a micro-batch (TRL: gradient accumulation; mmrl: train.token_budget)
+    instead of the whole step: peak memory depends on that choice far more than speed does.
+    """
 
     name: str
     what: str
@@ -47,12 +51,14 @@ class Setting:
     new_tokens: int
     prompts_per_step: int
     freeze: tuple[str, ...] = ()
+    accumulate: bool = False
     required: float | None = None
 
 
 SETTINGS = {s.name: s for s in (
     Setting("a", "small picture, short question", 112, "{question}", 8, 24, 8, required=2.0),
     Setting("b", "large picture, long prompt", 448, None, 8, 32, 2, required=4.0),
+    Setting("b1", "as b, one group per micro-batch", 448, None, 8, 32, 2, accumulate=True),
     Setting("c", "as b, vision tower frozen, G 16", 448, None, 16, 32, 1, freeze=("vision",)),
 )}
 
@@ -102,10 +108,12 @@ class Stopwatch:
 
     def row(self, **extra: Any) -> dict[str, Any]:
         """What the child reports: medians over steps, phases with the remainder as 'other'."""
-        phases = {k: statistics.median(p.get(k, 0.0) for p in self.phases) for k in sorted({k for p in self.phases for k in p})}
+        names = sorted({k for p in self.phases for k in p})
+        phases = {k: statistics.median(p.get(k, 0.0) for p in self.phases) for k in names}
         step = statistics.median(self.wall)
         return {"step_s": step, "step_cpu_s": statistics.median(self.cpu), "steps_s": self.wall,
-                "phases_s": {**phases, "other": max(0.0, step - sum(phases.values()))}, "peak_mib": bench.peak_mib(), **extra}
+                "phases_s": {**phases, "other": max(0.0, step - sum(phases.values()))},
+                "peak_mib": bench.peak_mib(), **extra}
 
 
 def forbidden_tokens(tokenizer: Any, eos_ids: tuple[int, ...]) -> list[int]:
@@ -131,7 +139,8 @@ def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
         "data": {"train": [{"task": "letters", "path": str(folder / setting.name / "data.jsonl"), "params": params}]},
         "rollout": {"group_size": setting.group_size, "max_new_tokens": setting.new_tokens},
         "algorithm": {"dynamic_sampling": False}, "optim": {"lr": LEARNING_RATE}, "reward": {"workers": 0},
-        "train": {"steps": steps, "prompts_per_step": setting.prompts_per_step, "save_every": 0}})
+        "train": {"steps": steps, "prompts_per_step": setting.prompts_per_step, "save_every": 0,
+                  "token_budget": 1 if setting.accumulate else 1 << 20}})
     watch, rows = Stopwatch(), []
 
     def on_event(kind: str, row: dict[str, Any]) -> None:
@@ -145,7 +154,8 @@ def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
     loaded = bench.peak_mib()
     trainer.fit()
     prompt_tokens = trainer.schedule.tally.prompt_tokens / setting.prompts_per_step
-    bench.finish_child(watch.row(loaded_mib=loaded, prompt_tokens=prompt_tokens, completion_tokens=rows[-1]["train/length/mean"],
+    bench.finish_child(watch.row(loaded_mib=loaded, prompt_tokens=prompt_tokens,
+                                 completion_tokens=statistics.mean(r["train/length/mean"] for r in rows),
                                  grad_norm=statistics.mean(r["train/grad_norm"] for r in rows)))
 
 
@@ -169,7 +179,8 @@ def child_trl(setting: Setting, folder: Path, steps: int) -> None:
 
     from mmrl.policy.loading import freeze_parts
 
-    model = AutoModelForImageTextToText.from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForImageTextToText.from_pretrained(folder / "model", dtype=torch.float32,
+                                                        attn_implementation="sdpa")
     freeze_parts(model, list(setting.freeze))
     processor = AutoProcessor.from_pretrained(folder / "model")
     eos = tuple(model.generation_config.eos_token_id)
@@ -183,9 +194,10 @@ def child_trl(setting: Setting, folder: Path, steps: int) -> None:
         return [share_of_letters(c[0]["content"]) for c in completions]
 
     rows = setting.prompts_per_step * setting.group_size
+    parts = setting.prompts_per_step if setting.accumulate else 1
     arguments = GRPOConfig(
-        output_dir=tempfile.mkdtemp(dir=folder), max_steps=steps, per_device_train_batch_size=rows,
-        gradient_accumulation_steps=1, num_generations=setting.group_size, max_completion_length=setting.new_tokens,
+        output_dir=tempfile.mkdtemp(dir=folder), max_steps=steps, per_device_train_batch_size=rows // parts,
+        gradient_accumulation_steps=parts, num_generations=setting.group_size, max_completion_length=setting.new_tokens,
         beta=0.0, temperature=1.0, epsilon=0.2, epsilon_high=0.28, loss_type="dapo", learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant", gradient_checkpointing=False, bf16=False, use_cpu=True, report_to=[],
         save_strategy="no", logging_steps=1, disable_tqdm=True, shuffle_dataset=False,
@@ -201,7 +213,8 @@ def child_trl(setting: Setting, folder: Path, steps: int) -> None:
     logged = [row for row in trainer.state.log_history if "completions/mean_length" in row]
     lengths, norms = ([float(row[key]) for row in logged] for key in ("completions/mean_length", "grad_norm"))
     prompt_tokens = trainer.state.num_input_tokens_seen / steps / rows - setting.new_tokens
-    bench.finish_child(watch.row(loaded_mib=loaded, prompt_tokens=prompt_tokens, completion_tokens=statistics.mean(lengths),
+    bench.finish_child(watch.row(loaded_mib=loaded, prompt_tokens=prompt_tokens,
+                                 completion_tokens=statistics.mean(lengths),
                                  grad_norm=statistics.mean(norms)))
 
 
@@ -214,7 +227,8 @@ def prepare(folder: Path, settings: list[Setting], steps: int) -> None:
     """Model and scenes on disk, made in a child: the parent must not import torch."""
     bench.run_child("scripts.bench_vs_trl", ["--child", "model", "--folder", str(folder)])
     for setting in settings:
-        make_scenes(folder / setting.name, steps * setting.prompts_per_step, 3, setting.size, 1, f"bench-{setting.name}-")
+        make_scenes(folder / setting.name, steps * setting.prompts_per_step, 3, setting.size, 1,
+                    f"bench-{setting.name}-")
 
 
 def child_model(folder: Path) -> None:
@@ -239,15 +253,16 @@ def compare(setting: Setting, folder: Path, rounds: int, steps: int) -> dict[str
     prompt = ours[0]["prompt_tokens"]
     assert math.isclose(prompt, theirs[0]["prompt_tokens"], rel_tol=0.02), (prompt, theirs[0]["prompt_tokens"])
 
-    def ratio(key: str) -> dict[str, float]:
-        return bench.spread([t[key] / m[key] for m, t in zip(ours, theirs, strict=True)], 2)
+    def ratio(key: str, base: str | None = None) -> dict[str, float]:
+        def value(row: dict[str, Any]) -> float:
+            return float(row[key] - (row[base] if base else 0.0))
+        return bench.spread([value(t) / value(m) for m, t in zip(ours, theirs, strict=True)], 2)
 
     bound = token_bound(prompt, setting.group_size, setting.new_tokens)
     speed = ratio("step_s")
-    return {**asdict(setting), "prompt_tokens": round(prompt, 1), "speed_ratio": speed, "cpu_time_ratio": ratio("step_cpu_s"),
-            "peak_memory_ratio": ratio("peak_mib"),
-            "memory_above_loaded_ratio": bench.spread([(t["peak_mib"] - t["loaded_mib"]) / max(1.0, m["peak_mib"] - m["loaded_mib"])
-                                                       for m, t in zip(ours, theirs, strict=True)], 2),
+    return {**asdict(setting), "prompt_tokens": round(prompt, 1), "speed_ratio": speed,
+            "cpu_time_ratio": ratio("step_cpu_s"), "peak_memory_ratio": ratio("peak_mib"),
+            "memory_above_loaded_ratio": ratio("peak_mib", "loaded_mib"),
             "token_bound": round(bound, 2), "share_of_bound": round(speed["median"] / bound, 2), "rounds": found}
 
 
@@ -263,8 +278,8 @@ def report(results: list[dict[str, Any]]) -> None:
         [(f"{r['name']}: {r['what']}", f"{r['prompt_tokens']:.0f}", r["group_size"], r["new_tokens"],
           *(f"{statistics.median(x['step_s'] for x in r['rounds'][s]):.3f}" for s in ("mmrl", "trl")),
           f"{r['speed_ratio']['median']:.2f}x", f"{r['speed_ratio']['min']:.2f}-{r['speed_ratio']['max']:.2f}",
-          f"{r['cpu_time_ratio']['median']:.2f}x", f"{r['peak_memory_ratio']['median']:.2f}x", f"{r['token_bound']:.2f}x",
-          f"{r['required']:g}x" if r["required"] else "-") for r in results])
+          f"{r['cpu_time_ratio']['median']:.2f}x", f"{r['peak_memory_ratio']['median']:.2f}x",
+          f"{r['token_bound']:.2f}x", f"{r['required']:g}x" if r["required"] else "-") for r in results])
     print()
     for r in results:
         for system in ("mmrl", "trl"):
@@ -287,7 +302,8 @@ def main() -> None:
     if options.child == "model":
         return child_model(options.folder)
     if options.child:
-        return {"mmrl": child_mmrl, "trl": child_trl}[options.child](SETTINGS[options.setting], options.folder, options.steps)
+        train = {"mmrl": child_mmrl, "trl": child_trl}[options.child]
+        return train(SETTINGS[options.setting], options.folder, options.steps)
     names, rounds, steps = (["a"], 1, 3) if options.quick else (options.settings, options.rounds, options.steps)
     chosen = [SETTINGS[name] for name in names]
     with tempfile.TemporaryDirectory(prefix="mmrl-bench-") as folder:

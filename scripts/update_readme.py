@@ -55,11 +55,12 @@ def learning() -> str:
 def trl() -> str:
     """Seconds per step and peak memory against TRL."""
     found = _load("bench_vs_trl")
-    lines = ["| setting | prompt tokens | G | new tokens | mmrl s/step | TRL s/step | mmrl is faster by | token bound | TRL's peak memory "
-             "/ mmrl's |", "|---|---|---|---|---|---|---|---|---|"]
+    lines = ["| setting | prompt tokens | G | new tokens | mmrl s/step | TRL s/step | mmrl is faster by | token bound | "
+             "TRL's peak memory / mmrl's |", "|---|---|---|---|---|---|---|---|---|"]
     for r in found["settings"]:
         ours, theirs = (statistics.median(x["step_s"] for x in r["rounds"][s]) for s in ("mmrl", "trl"))
-        lines.append(f"| {r['what']} | {r['prompt_tokens']:.0f} | {r['group_size']} | {r['new_tokens']} | {ours:.2f} | {theirs:.2f} | "
+        lines.append(f"| {r['what']} | {r['prompt_tokens']:.0f} | {r['group_size']} | {r['new_tokens']} | {ours:.2f} | "
+                     f"{theirs:.2f} | "
                      f"**{r['speed_ratio']['median']:.1f}x** ({r['speed_ratio']['min']:.1f} to {r['speed_ratio']['max']:.1f}) | "
                      f"{r['token_bound']:.1f}x | {r['peak_memory_ratio']['median']:.1f}x |")
     lines.append(f"\nTRL {found['versions'].get('trl', '')}, one thread, fp32, the same tiny Qwen2.5-VL in alternation.")

@@ -1,11 +1,13 @@
 """Configuration: every recipe parses, every wrong key is named with what was meant, overrides reach everywhere."""
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from mmrl.config import RunConfig, load_config, parse_overrides
+from mmrl.config import RunConfig, effective_threads, load_config, parse_overrides
 from mmrl.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").rglob("*.yaml"))
@@ -113,3 +115,51 @@ def test_files_that_are_no_mapping_in_yaml_are_named(tmp_path: Path, content: by
 def test_settings_that_contradict_each_other_are_refused(small: Path, overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_config(small, overrides)
+
+
+@pytest.mark.parametrize(("override", "words"), [
+    ("eval.limit=0", "eval.limit"), ("data.min_pixels=0", "data.min_pixels"), ("data.max_pixels=-1", "data.max_pixels"),
+    ("seed=-1", "seed"), ("data.train.0.limit=0", "data.train.0.limit"), ("threads=0", "threads"),
+    ("model.lora.seed=-1", "model.lora.seed"),
+])
+def test_numbers_out_of_range_are_refused_on_load_by_name(small: Path, override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{words}: .*greater than or equal"):
+        load_config(small, [override])
+
+
+def test_the_pixel_budget_must_leave_room(small: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.min_pixels \(9000\) cannot exceed data\.max_pixels \(8999\)"):
+        load_config(small, ["data.min_pixels=9000", "data.max_pixels=8999"])
+    assert load_config(small, ["data.min_pixels=9000", "data.max_pixels=9000"]).data.max_pixels == 9000
+
+
+@pytest.mark.parametrize("scale", ["std", "none"])
+def test_a_group_of_one_is_refused_whatever_the_advantage(small: Path, scale: str) -> None:
+    with pytest.raises(ConfigError, match=r"at least 2: a group of one .* never has signal"):
+        load_config(small, ["rollout.group_size=1", f"algorithm.advantage_scale={scale}"])
+
+
+@pytest.mark.parametrize(("override", "words"), [
+    ("algorithm.clip_low=0", r"clip_low in \(0, 1\], found 0"), ("algorithm.clip_low=1.5", "clip_low"),
+    ("algorithm.clip_high=0", "clip_high above 0"), ("algorithm.dual_clip=1.1", r"dual_clip above 1 \+ clip_high"),
+])
+def test_rules_of_the_loss_are_kept_on_load(small: Path, override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"small\.yaml(?s:.)*{words}"):
+        load_config(small, [override])
+
+
+def test_threads_default_to_one_on_a_cpu_and_to_torchs_choice_on_a_gpu(small: Path) -> None:
+    def threads(*overrides: str) -> int | None:
+        return effective_threads(load_config(small, list(overrides)))
+
+    assert load_config(small).threads is None
+    assert threads("model.device=cpu") == 1 and threads("model.device=cuda:1") is None
+    assert threads("model.device=cpu", "threads=3") == threads("model.device=cuda", "threads=3") == 3
+    import torch
+
+    assert threads() == (None if torch.cuda.is_available() else 1)
+
+
+def test_reading_the_module_needs_no_torch() -> None:
+    code = "import sys, mmrl.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=CONFIGS[0].parents[1], check=False).returncode == 0

@@ -3,15 +3,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from mmrl.cli.main import app
-from mmrl.conformance import Conformance, check_task
+from mmrl.config import RunConfig, load_config
+from mmrl.conformance import Conformance, check_task, load_encoder
+from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, RegistryError
 from mmrl.policy.tiny import TinySpec, build_tiny
+from tasks.grounding import FRAME_WORDS, Grounding
 from tasks.scenes import make_scenes
 
 PLUGIN = Path(__file__).parent / "plugin_package" / "shape_counting.py"
@@ -129,7 +133,7 @@ def test_grounding_keeps_its_contract_and_its_boxes_can_be_seen(tiny: str, tmp_p
     assert result.lowest_gold["abs_orig"] == 1 and min(result.lowest_gold.values()) > 0.95
     assert len(result.pictures) == 12
     with Image.open(result.pictures[0]) as picture:
-        colors = {color for _, color in picture.convert("RGB").getcolors(1 << 24)}
+        colors = {color for _, color in picture.convert("RGB").getcolors(1 << 24) or []}
     assert {(0, 170, 60), (245, 130, 0)} <= colors
     written = json.loads((tmp_path / "conformance.json").read_text(encoding="utf-8"))
     assert written["ok"] and len(written["findings"]) == len(result.findings) >= 16
@@ -209,3 +213,63 @@ def test_the_command_prints_a_table_and_its_status_says_whether_all_is_well(brok
     bad = CliRunner().invoke(app, ["tasks", "check", f"{broken}:BadPrompt", *out])
     assert bad.exit_code == 1
     assert all(word in bad.output for word in ("failed", "expected", "found", "mend", "image items"))
+
+
+def test_a_configuration_sets_model_prompt_pixels_limits_and_parameters(tiny: str, tmp_path: Path) -> None:
+    data = make_scenes(tmp_path / "scenes", count=3, seed=0)
+    plain = check_task("grounding", data, model=tiny, out=tmp_path / "plain")
+    tree: dict[str, Any] = {"model": {"path": tiny, "frame": "rel1000", "system": "Be brief. " * 30, "max_prompt_tokens": 4000},
+            "data": {"train": [{"task": "grounding", "path": "elsewhere.jsonl"},
+                               {"task": "grounding", "path": data, "params": {"prompt": "Find {question} {frame} " * 40}}]}}
+
+    def check(out: str, given: str | None = data, **options: Any) -> Conformance:
+        return check_task("grounding", given, out=tmp_path / out, config=RunConfig.model_validate(tree), **options)
+
+    long = check("long")
+    assert long.ok and long.model == tiny and long.tokens["min"] > plain.tokens["max"] + 100, "system text and prompt count"
+    tree["data"]["train"][1]["params"] = {}
+    tree["model"]["system"] = None
+    wide = check("wide")
+    tree["data"] |= {"min_pixels": 784, "max_pixels": 3136}
+    small = check("small")
+    assert small.ok and small.tokens["max"] < wide.tokens["max"], "fewer pixels, fewer tokens"
+    assert check("over", params={"prompt": "Find {question} {frame} " * 40}).tokens["min"] > small.tokens["max"]
+    tree["model"]["max_prompt_tokens"] = int(small.tokens["max"]) - 1
+    short = check("short")
+    assert failed(short) == {"prompts encode and fit"} and "max_prompt_tokens" in problems(short, "prompts encode and fit")
+    del tree["data"]["train"][0]
+    assert check("own", None).data == data, "without data: what the run trains on"
+
+
+def test_the_frame_of_a_configuration_is_asked_for_and_drawn(tiny: str, tmp_path: Path) -> None:
+    data = make_scenes(tmp_path / "scenes", count=1, seed=0)
+    for frame in CoordFrame:
+        config = load_config(None, [f"model.path={tiny}", f"model.frame={frame.value}", "model.system=Look."])
+        encoder, name = load_encoder(None, tmp_path, config)
+        task = Grounding()
+        text = encoder.text(next(iter(task.load(data))), task)
+        assert encoder.template.frame is frame and FRAME_WORDS[frame] in text and "Look." in text and name == tiny
+
+
+def test_a_configuration_without_the_task_or_with_broken_rows_is_named(tiny: str, tmp_path: Path) -> None:
+    data = make_scenes(tmp_path / "scenes", count=3, seed=0)
+    with Path(data).open("a", encoding="utf-8") as file:
+        file.write("no json\n")
+    config = load_config(None, [f"model.path={tiny}", f"data.train=[{{task: grounding, path: {data}}}]",
+                                "data.on_error=record"])
+    result = check_task("grounding", out=tmp_path / "out", config=config)
+    assert result.ok and result.rejected == 1, "the run would list the row and go on"
+    with pytest.raises(ConfigError, match=r"task 'groundin'.*found grounding\. Did you mean 'grounding'"):
+        check_task("groundin", out=tmp_path / "out", config=config)
+    with pytest.raises(ConfigError, match=r"expected model\.path"):
+        check_task("grounding", out=tmp_path / "out", config=load_config(None, [
+            f"model.path={tmp_path / 'none'}", f"data.train=[{{task: grounding, path: {data}}}]"]))
+
+
+def test_the_command_takes_a_configuration(tiny: str, tmp_path: Path) -> None:
+    data = make_scenes(tmp_path / "scenes", count=3, seed=0)
+    file = tmp_path / "run.yaml"
+    file.write_text(f"model: {{path: {tiny}, max_prompt_tokens: 20}}\n"
+                    f"data: {{train: [{{task: grounding, path: {data}}}]}}\n", encoding="utf-8")
+    done = CliRunner().invoke(app, ["tasks", "check", "grounding", "--config", str(file), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1 and "at most 20 prompt tokens" in done.output and data in done.output.replace("\n", "")

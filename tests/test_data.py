@@ -67,7 +67,7 @@ def test_a_resumed_stream_equals_the_uninterrupted_one(cut: int) -> None:
 
 def test_a_resume_on_other_data_is_refused() -> None:
     stream = PromptStream([source("a", 8)], 0)
-    with pytest.raises(DataError, match=r"had \[7\] samples, now \[8\]"):
+    with pytest.raises(DataError, match=r"was \['7 samples, \w+'\], now \['8 samples"):
         stream.load_state_dict(PromptStream([source("a", 7)], 0).state_dict())
 
 
@@ -109,6 +109,10 @@ def test_duplicate_ids_name_the_sample_and_both_files(scenes: str, tmp_path: Pat
 def test_missing_and_empty_data_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"found nothing; check data\.train"):
         loaded(str(tmp_path / "nowhere.jsonl"))
+    nowhere = [DataSource(task="grounding", path=str(tmp_path / "nowhere.jsonl"))]
+    for where, key in (("data.eval", r"data\.eval\[\]\.path$"), ("--data", "--data$")):
+        with pytest.raises(DataError, match=f"found nothing; check {key}"):
+            load_sources(nowhere, where=where)
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match="at least one usable sample"):

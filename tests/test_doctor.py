@@ -5,6 +5,7 @@ import importlib.metadata
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,12 +65,30 @@ def test_what_the_tests_stand_on_is_ok(findings: dict[str, Finding]) -> None:
     assert "a Qwen-VL processor runs" in findings["torchvision"].found
 
 
-@pytest.mark.parametrize(("name", "program"), [("ffmpeg", "ffmpeg"), ("Chromium", "chromium")])
-def test_programs_are_found_exactly_when_on_the_path(name: str, program: str, findings: dict[str, Finding]) -> None:
-    if shutil.which(program):
+PROGRAMS = [("ffmpeg", ("ffmpeg",)), ("Chromium", ("chromium", "chromium-browser", "google-chrome"))]
+
+
+@pytest.mark.parametrize(("name", "programs"), PROGRAMS)
+def test_programs_are_found_exactly_when_on_the_path(name: str, programs: tuple[str, ...],
+                                                     findings: dict[str, Finding]) -> None:
+    if any(map(shutil.which, programs)):
         assert findings[name].status == "ok" and any(digit.isdigit() for digit in findings[name].found)
-    elif name == "ffmpeg":
-        assert findings[name].status == "missing" and "apt-get install" in findings[name].mend
+    else:
+        assert findings[name].status == "missing" and re.search(rf"apt-get install .* {programs[0]}$", findings[name].mend)
+
+
+@pytest.mark.parametrize(("name", "programs"), PROGRAMS)
+def test_programs_off_the_path_are_missing_with_the_command_that_installs_them(
+        name: str, programs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    probe = next(p for p in PROBES if p.__name__ == ("probe_decoders" if name == "ffmpeg" else "probe_programs"))
+    finding = {f.name: f for f in probe()}[name]
+    assert finding.status == "missing" and re.search(rf"apt-get install .* {programs[0]}$", finding.mend)
+
+
+def test_what_is_not_used_yet_says_so(findings: dict[str, Finding]) -> None:
+    for name in ("vllm", "deepspeed"):
+        assert findings[name].needed_for.startswith("planned: ") and "not used by mmrl yet" in findings[name].needed_for
 
 
 def test_every_finding_says_what_it_is_for_and_how_to_mend_it(findings: dict[str, Finding]) -> None:

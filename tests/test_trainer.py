@@ -160,6 +160,7 @@ def test_padded_forward_and_any_token_budget_give_the_same_run(tmp_path: Path, d
     base, rows = train(tmp_path, data, "shared")
     start = {n: p.detach() for n, p in Trainer(base.config, overwrite=True).policy.model.named_parameters()}
     moved = torch.stack([(p - start[n]).norm() for n, p in final_weights(base).items()]).norm()
+    packed = {"shared": rows[0]["train/tokens/packed"]}
     for name, section in (
         ("padded", {"forward": "padded"}),
         ("one", {"token_budget": 1}),
@@ -172,7 +173,9 @@ def test_padded_forward_and_any_token_budget_give_the_same_run(tmp_path: Path, d
         apart = torch.stack([(p - final_weights(base)[n]).norm() for n, p in final_weights(other).items()]).norm()
         # AdamW's first steps are +-lr per weight whatever the gradient's size, so rounding shows where a gradient is ~0
         assert apart < 0.02 * moved, name
-    assert rows[0]["train/tokens/packed"] < other_rows[0]["train/tokens/packed"] or name == "all"
+        packed[name] = other_rows[0]["train/tokens/packed"]
+    assert packed["shared"] < packed["padded"], "prompts are packed once per group, not once per completion"
+    assert packed["one"] == packed["all"] == packed["shared"], "the budget cuts between groups and repeats no prompt"
 
 
 def test_epochs_and_minibatches_count_and_change_the_ratio(tmp_path: Path, data: tuple[str, str]) -> None:
@@ -192,9 +195,11 @@ def test_learning_rate_follows_the_optimizer_steps(tmp_path: Path, data: tuple[s
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_groups_add_up(dynamic: bool, tmp_path: Path, data: tuple[str, str]) -> None:
-    """Half of the prompts come from a source whose reward is always 1: no signal."""
+    """Two thirds of the prompts come from sources whose reward is always 1 or always 0.5: no signal."""
     flat = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(6)], "flat")
-    sources = [{"task": ALBUM, "path": data[0]}, {"task": ALBUM, "path": flat, "params": {"value": 1.0}}]
+    dull = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(6)], "dull")
+    sources = [{"task": ALBUM, "path": data[0]}, {"task": ALBUM, "path": flat, "params": {"value": 1.0}},
+               {"task": ALBUM, "path": dull, "params": {"value": 0.5}}]
     trainer, rows = train(
         tmp_path,
         data,
@@ -209,14 +214,15 @@ def test_groups_add_up(dynamic: bool, tmp_path: Path, data: tuple[str, str]) -> 
         assert n["kept"] + n["unfilled"] == 4
         assert n["asked"] == 4 if not dynamic else 4 <= n["asked"] <= 12
         for name in ("asked", "kept", "no_signal", "failed"):
-            assert n[name] == sum(row.get(f"train/{s}/groups/{name}", 0) for s in ("album", "flat"))
-        assert row.get("train/flat/groups/kept", 0) == 0
+            assert n[name] == sum(row.get(f"train/{s}/groups/{name}", 0) for s in ("album", "flat", "dull"))
+        assert row.get("train/flat/groups/kept", 0) == row.get("train/dull/groups/kept", 0) == 0
         assert row.get("train/flat/groups/no_signal", 0) <= n["all_one"] <= n["no_signal"]
         totals.update(n)
     assert totals["no_signal"] > 0 and totals["kept"] > 0
     assert totals["carried"] > 0 if dynamic else totals["carried"] == 0
     waiting = len(trainer.schedule.sampler.carry_over)
     assert rows[-1]["train/groups/waiting"] == waiting
+    assert all(source != "flat" for source, _ in trainer.schedule.sampler.carry_over), "nothing to learn: it does not wait"
 
 
 def test_steps_without_signal_leave_the_weights_alone(tmp_path: Path, data: tuple[str, str]) -> None:

@@ -1,8 +1,9 @@
 """What enters the update: truncated completions (overlong) and groups without signal (dynamic sampling).
 
 A group whose rewards are all equal has advantages 0 and teaches nothing (DAPO, Yu et al. 2025, arXiv 2503.14476).
-`DynamicSampler` replaces such a group by another prompt and puts its sample aside for a later step, so every sample
-asked is kept, carried over, or counted as failed and carried over: none is lost. It holds no tensors and runs nothing:
+`DynamicSampler` replaces such a group by another prompt and puts its sample aside for a later step, a few times. Every
+sample asked is trained on, waits, is counted as abandoned (tried `max_tries` times in vain), or goes back to the stream,
+which brings it again in its next epoch (solved by all, or failed): none is lost. It holds no tensors and runs nothing:
 
     sampler.begin_step(step)
     while tickets := sampler.ask(next_sample):             # next_sample() -> (source, sample id), None at the end
@@ -93,11 +94,14 @@ class SamplerSettings:
     carry_share: float = 0.25
     """Largest share of a step's first prompts taken from the carry-over queue; the rest comes from the stream, so
     that hopeless prompts never starve it. 0 retries a sample only when the stream brings it again."""
+    max_tries: int = 3
+    """Attempts at a sample without signal until it waits no longer and is counted as abandoned; when the stream brings
+    it again it starts anew."""
     tol: float = SIGNAL_TOLERANCE
     """Rewards spread by more than this are a signal."""
 
     def __post_init__(self) -> None:
-        for name in ("quota", "max_attempts"):
+        for name in ("quota", "max_attempts", "max_tries"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"expected {name} at least 1, found {getattr(self, name)}")
         if not 0 <= self.carry_share <= 1:
@@ -110,13 +114,13 @@ class Verdict(str, enum.Enum):
     """What became of an offered group."""
 
     KEPT = "kept"  # has signal: train on it
-    NO_SIGNAL = "no_signal"  # all rewards equal: replaced, its sample carried over
-    FAILED = "failed"  # no rewards: replaced, its sample carried over
+    NO_SIGNAL = "no_signal"  # all rewards equal: replaced; its sample waits for another try, unless all rewards are 1
+    FAILED = "failed"  # no rewards (a broken picture stays broken): replaced, its sample does not wait
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """A group to roll out. `tries` counts earlier attempts at this sample since it was last kept."""
+    """A group to roll out. `tries` counts the attempts in vain for which this sample has been waiting."""
 
     key: Key
     source: str
@@ -129,7 +133,8 @@ class StepReport:
     """Counts of one step: asked == kept + no_signal + failed, in total and in every source.
 
     all_zero and all_one are parts of no_signal (too hard, too easy); carried counts the asked ones that came from the
-    carry-over queue; unfilled the places left empty because attempts or prompts ran out; queue its length afterwards.
+    carry-over queue; abandoned the samples (not groups) given up after `max_tries` attempts without signal; unfilled the
+    places left empty because attempts or prompts ran out; queue its length afterwards.
     """
 
     step: int
@@ -139,7 +144,8 @@ class StepReport:
     queue: int = 0
 
 
-_COUNTS = ("asked", "kept", "no_signal", "failed", "all_zero", "all_one", "carried")
+_COUNTS = ("asked", "kept", "no_signal", "failed", "all_zero", "all_one", "carried", "abandoned")
+_LATER_COUNTS = ("abandoned",)  # absent from states written before they existed
 
 
 def _total(by_source: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
@@ -151,9 +157,11 @@ class DynamicSampler:
 
     Each step has `quota` places. A place asks one group at a time, so no surplus group with signal is ever rolled out.
     When its group has no signal or failed, the place asks the stream for another prompt, up to `max_attempts`.
-    Samples without a kept group wait in the carry-over queue, each at most once, first in first out; they return from
-    the next step on. Asking only once everything asked was offered (as above) makes the course of a run independent of
-    the order in which groups close; asking earlier keeps the devices busier and is allowed.
+    Samples without signal wait in the carry-over queue, each at most once, first in first out, and return from the next
+    step on, until they have had `max_tries` attempts. A sample that every completion solved and one that failed do not
+    wait: there is nothing to learn from them now, and the stream's next epoch brings them again. Asking only once
+    everything asked was offered (as above) makes the course of a run independent of the order in which groups close;
+    asking earlier keeps the devices busier and is allowed.
     """
 
     def __init__(self, settings: SamplerSettings) -> None:
@@ -227,18 +235,25 @@ class DynamicSampler:
         elif rewards_G and max(abs(r - 1) for r in rewards_G) <= self.settings.tol:
             names.append("all_one")
         self._count(ticket.source, *names)
-        self._set_aside[ticket.key] = ticket
+        if verdict is Verdict.NO_SIGNAL and "all_one" not in names:
+            self._set_aside[ticket.key] = ticket
         if attempt + 1 < self.settings.max_attempts:
             self._free.append((position, attempt + 1))
         return verdict
 
     def end_step(self) -> StepReport:
-        """Close the step: its samples without a kept group join the queue, in order of key, not of arrival."""
+        """Close the step: its samples without signal join the queue or are abandoned, in order of key, not of arrival."""
         assert self._step is not None, "begin_step first"
         assert not self._in_flight, f"groups still in flight: {sorted(self._in_flight)}; offer None for abandoned ones"
+        tries: dict[tuple[str, str], int] = {}
         for _, ticket in sorted(self._set_aside.items()):
-            name = (ticket.source, ticket.sample_id)
-            self._queue[name] = max(self._queue.get(name, 0), ticket.tries + 1)
+            name = (ticket.source, ticket.sample_id)  # a short stream may bring a sample twice in one step: both count
+            tries[name] = tries.get(name, 0) + ticket.tries + 1
+        for name, attempts in tries.items():
+            if attempts < self.settings.max_tries:
+                self._queue[name] = attempts
+            else:
+                self._count(name[0], "abandoned")
         for source, counts in self._counts.items():
             old = self._totals.setdefault(source, dict.fromkeys(_COUNTS, 0))
             self._totals[source] = {name: old[name] + counts[name] for name in _COUNTS}
@@ -299,4 +314,5 @@ def _tickets(rows: Iterable[Sequence[Any]]) -> dict[Key, Ticket]:
 
 
 def _load_counts(by_source: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    return {str(source): {name: int(counts[name]) for name in _COUNTS} for source, counts in by_source.items()}
+    return {str(source): {name: int(counts.get(name, 0) if name in _LATER_COUNTS else counts[name]) for name in _COUNTS}
+            for source, counts in by_source.items()}

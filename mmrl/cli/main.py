@@ -110,7 +110,10 @@ def tasks_list() -> None:
 @tasks_app.command("check")
 def tasks_check(
         name: Annotated[str, typer.Argument(help="task name, package/name or file.py:Name")],
-        data: Annotated[Path | None, typer.Option(help="your data; default: the task's own examples")] = None,
+        data: Annotated[Path | None, typer.Option(help="your data; default: that of --config, else the task's own "
+                                                       "examples")] = None,
+        config: Annotated[Path | None, typer.Option(help="check as this run would see it: model, pixel budget, longest "
+                                                         "prompt, frame, system text, task parameters")] = None,
         model: Annotated[str | None, typer.Option(help="model whose template and processor to use")] = None,
         param: Annotated[list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")] = None,
         out: Annotated[Path, typer.Option(help="folder for pictures with boxes drawn")] = Path("runs/check"),
@@ -118,7 +121,7 @@ def tasks_check(
     """Gold answers score 1, wrong ones 0, garbage 0 with a reason; prompts fit; boxes drawn to look at."""
     from mmrl.cli.offline import check_command
 
-    check_command(name, data, model, param or [], out, limit)
+    check_command(name, data, model, param or [], out, limit, config)
 
 
 def main() -> None:

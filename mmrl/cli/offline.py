@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.config import parse_overrides
+from mmrl.config import load_config, parse_overrides
 
 if TYPE_CHECKING:
     from mmrl.conformance import Conformance
@@ -20,15 +20,18 @@ __all__ = ["check_command", "score_command"]
 _WIDTH = 110
 
 
-def check_command(name: str, data: Path | None, model: str | None, param: list[str], out: Path, limit: int) -> None:
+def check_command(name: str, data: Path | None, model: str | None, param: list[str], out: Path, limit: int,
+                  config: Path | None = None) -> None:
     """Check a task, print one line per check, and exit with status 1 when one failed."""
+    settings = load_config(config) if config is not None else None
     import transformers
 
     from mmrl.conformance import check_task
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    result = check_task(name, data, model=model, params=parse_overrides(param), out=out, limit=limit)
+    result = check_task(name, data, model=model, params=parse_overrides(param), out=out, limit=limit,
+                        config=settings)
     _print_check(result, Console(width=_WIDTH, highlight=False), out)
     if not result.ok:
         raise typer.Exit(1)

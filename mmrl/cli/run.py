@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mmrl.config import DataSource, RunConfig, load_config
+from mmrl.config import DataSource, RunConfig, effective_threads, load_config
 
 __all__ = ["eval_command", "results_table", "sft_command", "train_command"]
 
@@ -117,8 +117,8 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
     from mmrl.policy.loading import load_policy
     from mmrl.sft import run_sft
 
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    if (threads := effective_threads(settings)) is not None:
+        torch.set_num_threads(threads)
     torch.manual_seed(settings.seed)
     policy = load_policy(settings.model, settings.data)
     display = _Display(settings.train.steps, quiet)
@@ -130,30 +130,34 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
 
 def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None, config: Path | None,
                  overrides: list[str], samples: int, limit: int | None) -> None:
-    """Evaluate one checkpoint on data files with one task."""
+    """Evaluate one checkpoint on data files with one task, by default with the settings it was trained with."""
+    trained = Path(checkpoint) / "trainer" / "config.yaml"
+    if config is None and trained.exists():
+        config = trained
+        typer.echo(f"settings: {trained}")
     base = load_config(config, [f"model.path={checkpoint}", *overrides])
     _quieten(base)
     import torch
 
     from mmrl.data import load_sources, write_rejected
-    from mmrl.evaluate import EvalSettings, evaluate, write_evaluation
+    from mmrl.evaluate import EvalSettings, evaluate, protocol_of, write_evaluation
     from mmrl.policy.loading import load_policy
     from mmrl.rollout import PrefillOnceEngine
     from mmrl.schedule import sampling_settings
     from mmrl.scoring import Scorer
 
-    if base.threads:
-        torch.set_num_threads(base.threads)
+    if (threads := effective_threads(base)) is not None:
+        torch.set_num_threads(threads)
     known = next((s for s in (*base.data.eval, *base.data.train) if s.task == task), None)
     sources = load_sources([DataSource(task=task, path=str(p), limit=limit, params=known.params if known else {})
-                            for p in data], on_error=base.data.on_error)
+                            for p in data], on_error=base.data.on_error, where="--data")
     policy = load_policy(base.model, base.data, trainable=False)
     folder = out or (Path(checkpoint) / "eval" if Path(checkpoint).is_dir()
                      else Path("runs/eval") / re.sub(r"[^\w.-]+", "_", checkpoint))
     with Scorer([(s.config.task, dict(s.config.params)) for s in sources], [s.task for s in sources],
                 workers=base.reward.workers, timeout_s=base.reward.timeout_s) as scorer:
         result = evaluate(policy, PrefillOnceEngine(policy), scorer, sources,
-                          EvalSettings(sampling_settings(base), samples, base.seed, None))
+                          EvalSettings(sampling_settings(base), samples, base.seed, None, protocol=protocol_of(base)))
     write_evaluation(result, folder)
     write_rejected(sources, folder / "rejected.jsonl")
     table = Table(title=f"{checkpoint} on {task}", title_justify="left")

@@ -5,7 +5,8 @@ P^2 + G * C * (P + C) per group instead of (P + G * C)^2 for a dense mask or G *
 Without a layout (prefill, usual batch) it is transformers' own sdpa; one token at a time (decoding) has a path of its
 own, because transformers copies all cached keys and values once per query head before every masked sdpa call.
 
-Legend: M prompts, B completions, R rows, H query heads, Hkv key heads, T packed tokens, P / C / K lengths, D head width.
+Legend: M prompts, B completions, R rows, H query heads, Hkv key heads, T packed tokens, P / C / K lengths, D head
+width.
 """
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def _one_token_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Te
                          scaling: float | None) -> torch.Tensor:
     """query (R, H, 1, D), key and value (R, Hkv, K, D) -> (R, 1, H, D); the cache is read as it is, never repeated."""
     rows, heads, _, width = query.shape
-    folded = query.reshape(rows, key.shape[1], -1, width)  # heads of a key head as queries: one token needs no causal mask
+    folded = query.reshape(rows, key.shape[1], -1, width)  # heads of a key head become queries: no causal mask
     out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(rows, 1, heads, width)
 

@@ -1,7 +1,8 @@
 """Turn a Sample into the exact tensors every later pass reads: ids, media, rotary positions and their fingerprint.
 
 A prompt is encoded once. Rollout, old / reference log-probs and the update all receive the same `Prompt`; its
-fingerprint travels with the Group and is recomputed from the tensors that training really feeds to the model.
+fingerprint travels with the Group: taken from the encoded prompt handed to rollout, and again from the encoded prompt
+handed to packing. It covers these prompts, not what packing or the model then make of them.
 
 Legend: P prompt tokens.
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mmrl.errors import DataError
+from mmrl.errors import ConfigError, DataError
 from mmrl.media import open_image
 from mmrl.task import Task, Template
 from mmrl.types import ImageSize, Sample
@@ -72,7 +73,8 @@ class Encoder:
                  max_pixels: int | None = None, min_pixels: int | None = None, cache_bytes: int = 1 << 30) -> None:
         self.processor, self.template = processor, template
         self.max_prompt_tokens, self._rope_index = max_prompt_tokens, rope_index
-        self._image_options = {k: v for k, v in (("max_pixels", max_pixels), ("min_pixels", min_pixels)) if v is not None}
+        self._min_pixels, self._max_pixels = min_pixels, max_pixels
+        self._image_options = self._picture_budget()
         self._cache: OrderedDict[tuple, tuple[Prompt, Task]] = OrderedDict()
         self._cache_bytes, self._used_bytes = cache_bytes, 0
         self.hits = self.misses = 0
@@ -114,7 +116,7 @@ class Encoder:
                                 f"{text.count(token)}; the question must not contain it: remove it from the row")
         pictures = [open_image(path) for path in sample.images]
         batch = self.processor(text=[text], images=pictures or None, return_tensors="pt",
-                               images_kwargs=self._image_options if pictures and self._image_options else {})
+                               images_kwargs=self._image_options if pictures else {})
         fields = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor)}
         ids_1P = fields.pop("input_ids")
         mask_1P = fields.pop("attention_mask")
@@ -126,8 +128,43 @@ class Encoder:
         rope = {k: v for k, v in fields.items() if k in _ROPE_INPUTS}
         positions, _ = self._rope_index(input_ids=ids_1P, mm_token_type_ids=kinds_1P, attention_mask=mask_1P, **rope)
         positions_3P = positions[-3:, 0]
-        return Prompt(ids_1P[0], kinds_1P[0], positions_3P, int(positions_3P.max()) + 1, fields,
-                      self._sizes(pictures, fields))
+        sizes = self._sizes(pictures, fields)
+        self._check_budget(sample, sizes)
+        return Prompt(ids_1P[0], kinds_1P[0], positions_3P, int(positions_3P.max()) + 1, fields, sizes)
+
+    def _picture_budget(self) -> dict[str, dict[str, int]]:
+        """Options of a processor call: both bounds of the resized pictures' areas, or nothing for the processor's own."""
+        if self._min_pixels is None and self._max_pixels is None:
+            return {}
+        own = self.processor.image_processor.size
+        low = own["shortest_edge"] if self._min_pixels is None else self._min_pixels
+        high = own["longest_edge"] if self._max_pixels is None else self._max_pixels
+        if low > high:
+            names = [f"{key} ({'the model' if value is None else 'configured'})"
+                     for key, value in (("data.min_pixels", self._min_pixels), ("data.max_pixels", self._max_pixels))]
+            raise ConfigError(f"expected data.min_pixels <= data.max_pixels, found {low} > {high}: {names[0]} against "
+                              f"{names[1]}; set both")
+        return {"size": {"shortest_edge": low, "longest_edge": high}}
+
+    def _check_budget(self, sample: Sample, sizes: tuple[ImageSize, ...]) -> None:
+        """A processor that ignores its budget, or a strip that whole patches cannot fit into it, must not pass unseen.
+
+        Sides are whole patches, so a picture shrunk to the upper bound may end up to one patch per side below the lower
+        one, and a picture enlarged to the lower bound that much above the upper one; both pass, as in a budget of one size.
+        """
+        cell = self.processor.image_processor.patch_size * self.processor.image_processor.merge_size
+        for image in sizes:
+            (width, height), (orig_width, orig_height) = image.resized_wh, image.orig_wh
+            found = f"found {width} x {height} = {width * height} for a picture of {orig_width} x {orig_height}"
+            if (high := self._max_pixels) is not None:
+                shrunk = (orig_width - cell / 2) * (orig_height - cell / 2) > high  # even after rounding its sides down
+                slack = 0 if shrunk else cell
+                if (width - slack) * (height - slack) > high:
+                    raise DataError(f"sample {sample.id}: expected at most data.max_pixels = {high} pixels after resizing "
+                                    f"to whole patches, {found}; raise data.max_pixels or remove the row")
+            if (low := self._min_pixels) is not None and (width + cell) * (height + cell) < low:
+                raise DataError(f"sample {sample.id}: expected at least data.min_pixels = {low} pixels after resizing to "
+                                f"whole patches, {found}; lower data.min_pixels or remove the row")
 
     def _sizes(self, pictures: list[Any], fields: Mapping[str, torch.Tensor]) -> tuple[ImageSize, ...]:
         if not pictures:

@@ -16,7 +16,7 @@ from mmrl.task import Template
 if TYPE_CHECKING:
     from mmrl.config import DataConfig, ModelConfig
 
-__all__ = ["TEMPLATES", "freeze_parts", "load_policy", "template_for"]
+__all__ = ["TEMPLATES", "freeze_parts", "load_policy", "store_frozen", "template_for"]
 
 # The frame each family was trained to emit (Qwen cookbooks; QwenLM/Qwen3-VL threads #676, #1486): never guessed.
 TEMPLATES: dict[str, Template] = {
@@ -62,6 +62,26 @@ def freeze_parts(model: Any, parts: list[str]) -> dict[str, int]:
     return trainable
 
 
+def store_frozen(model: Any, dtype: torch.dtype) -> int:
+    """Store the frozen matrix-product and convolution weights of `model` in `dtype`; returns how many numbers that are.
+
+    Autocast casts these weights in every call, and remembers the result only for weights that get gradients: a frozen
+    fp32 weight would be read, cast and written again in each of them. Stored in autocast's own type they give the same
+    numbers, bit for bit. What autocast leaves alone (norms, embeddings, the output layer, whose logits are fp32) stays
+    as it is, so that a reference or an evaluated model equals the policy it is a copy of.
+    """
+    kinds = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Conv3d)
+    shared = {id(p) for module in model.modules() if isinstance(module, torch.nn.Embedding) for p in module.parameters()}
+    shared |= {id(p) for p in model.lm_head.parameters()}
+    stored = 0
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False) if isinstance(module, kinds) else ():
+            if not parameter.requires_grad and id(parameter) not in shared:
+                parameter.data = parameter.data.to(dtype)
+                stored += parameter.numel()
+    return stored
+
+
 def _add_lora(model: Any, config: ModelConfig, weights: Path | None) -> Any:
     try:
         from peft import LoraConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
@@ -89,7 +109,8 @@ def _add_lora(model: Any, config: ModelConfig, weights: Path | None) -> Any:
 def _device_and_precision(config: ModelConfig, device: torch.device | None) -> tuple[torch.device, torch.dtype,
                                                                                     torch.dtype | None]:
     device = device or torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    # torch counts GPUs that only emulate bf16 in software as supporting it unless told otherwise
+    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     choice = config.dtype if config.dtype != "auto" else ("bf16" if bf16 else "fp32")
     if choice == "bf16" and device.type == "cuda" and not bf16:
         raise ConfigError("model.dtype bf16 needs a GPU with bf16 (compute capability 8.0 or later); set it to fp32")
@@ -130,21 +151,27 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
     template = template_for(_model_type(config.path), config)
     device, dtype, autocast = _device_and_precision(config, device)
     lora = config.lora is not None and trainable
-    model = _load_model(str(weights) if weights is not None and not lora else config.path, config, dtype).to(device)
+    model = _load_model(str(weights) if weights is not None and not lora else config.path, config, dtype)
     processor = AutoProcessor.from_pretrained(config.path)
     reference = None
-    if not trainable:
-        model.requires_grad_(False)
-    else:
-        if needs_reference and not lora:
-            reference = _load_model(config.path, config, dtype).to(device).requires_grad_(False).eval()
+    if trainable:
         freeze_parts(model, config.freeze)
-        model = _add_lora(model, config, weights) if lora else model
+    else:
+        model.requires_grad_(False)
+    if trainable and needs_reference and not lora:
+        reference = _load_model(config.path, config, dtype).requires_grad_(False).eval()
+    for one in (model, reference):
+        if one is not None and autocast is not None and not lora:  # a LoRA run's base is loaded in bf16 altogether
+            store_frozen(one, autocast)
+    model, reference = model.to(device), reference.to(device) if reference is not None else None
+    model = _add_lora(model, config, weights) if lora else model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if config.gradient_checkpointing if config.gradient_checkpointing is not None else device.type == "cuda":
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if lora:
-            base.enable_input_require_grads()
+        if getattr(base, "_require_grads_hook", None) is not None:
+            # transformers makes the embeddings' outputs require gradients, which only reentrant checkpointing needs; the
+            # vision tower's patches count among them, so that a frozen tower would be differentiated for nothing
+            base.disable_input_require_grads()
     model.eval()
     encoder = Encoder(processor, base.model.get_rope_index, template, max_prompt_tokens=config.max_prompt_tokens,
                       max_pixels=data.max_pixels if data else None, min_pixels=data.min_pixels if data else None,

@@ -8,6 +8,7 @@ Legend: N completion tokens, T packed tokens, V vocabulary, H hidden width.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ class Policy:
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """bf16 autocast on a GPU that has it, nothing on a CPU."""
+        """bf16 autocast where the model was loaded with it (a GPU that has bf16, or model.dtype: bf16), else nothing."""
         if self.autocast_dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.autocast_dtype)
@@ -94,13 +95,26 @@ class Policy:
                               mm_token_type_ids=batch.kinds, use_cache=False, **batch.media, **extra)
         return out.last_hidden_state.flatten(0, 1)
 
+    def logits(self, hidden_nH: torch.Tensor) -> torch.Tensor:
+        """fp32 logits (n, V) of hidden states, computed in fp32 whatever autocast is on and however the model is stored.
+
+        A bf16 logit of size 16 to 32 is a multiple of 1/8: log-probs taken from it would be fp32 in name only.
+        """
+        head = self.base.lm_head
+        with torch.autocast(self.device.type, enabled=False):
+            if hasattr(head, "base_layer"):  # an adapter on the output layer: its own forward adds it
+                return head(hidden_nH.to(head.weight.dtype)).float()
+            if self.autocast_dtype is None and head.weight.dtype == torch.float32:
+                return head(hidden_nH)
+            return torch.nn.functional.linear(hidden_nH.float(), head.weight.float())
+
     def adjust(self, logits: torch.Tensor, temperature: float) -> torch.Tensor:
         """fp32 logits of the sampled distribution: divided by the temperature, media tokens impossible."""
         logits = logits.float() / temperature
         return logits.index_fill(-1, self.banned, float("-inf")) if len(self.banned) else logits
 
     def _logp_of(self, hidden_nH: torch.Tensor, target_n: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
-        logits_nV = self.adjust(self.base.lm_head(hidden_nH), temperature)
+        logits_nV = self.adjust(self.logits(hidden_nH), temperature)
         log_z_n = logits_nV.logsumexp(-1)
         logp_n = logits_nV.gather(-1, target_n[:, None])[:, 0] - log_z_n
         with torch.no_grad():
@@ -145,11 +159,18 @@ class Policy:
         folder = Path(folder)
         if not self.has_adapter:
             self.model.save_pretrained(folder)
+            self._name_precision(folder / "config.json")
         else:
             self.model.save_pretrained(folder / "adapter")
             if merge_adapter:
                 save_merged(self.model, folder)
         self.processor.save_pretrained(folder)
+
+    def _name_precision(self, file: Path) -> None:
+        """transformers names the first parameter's type, here perhaps that of a frozen part; loading would round by it."""
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config["dtype"] = "float32" if any(p.dtype == torch.float32 for p in self.model.parameters()) else config["dtype"]
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def save_merged(model: Any, folder: Path) -> None:

@@ -73,8 +73,7 @@ class PrefillOnceEngine(RolloutEngine):
         for chunk in _chunks(requests, settings):
             rows = [_Row(i, None if (drawn := noise[i]) is None else drawn[g])
                     for i, first, last in chunk for g in range(first, last)]
-            prompts = [requests[i].prompt for i, _, _ in chunk]
-            counts = [last - first for _, first, last in chunk]
+            prompts, counts = _share_prefill([(requests[i].prompt, last - first) for i, first, last in chunk])
             with torch.no_grad(), self.policy.autocast():
                 tokens, logps = self._decode(prompts, counts, rows, settings)
             for row, ids, lps in zip(rows, tokens, logps, strict=True):
@@ -126,13 +125,12 @@ class PrefillOnceEngine(RolloutEngine):
         alive_R = torch.ones(len(rows), dtype=torch.bool, device=device)
         steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for step in range(settings.max_new_tokens):
-            logits_RV = policy.adjust(policy.base.lm_head(hidden_RH), settings.temperature)
-            logp_RV = logits_RV.log_softmax(-1)
+            logits_RV = policy.adjust(policy.logits(hidden_RH), settings.temperature)
             token_R = choose(logits_RV, None)
             if sampled.any():
                 drawn_R = choose(keep_top(logits_RV, settings.top_k, settings.top_p), uniform_RS[row_R, step])
                 token_R = torch.where(sampled[row_R], drawn_R, token_R)
-            logp_R = logp_RV.gather(-1, token_R[:, None])[:, 0]
+            logp_R = logits_RV.gather(-1, token_R[:, None])[:, 0] - logits_RV.logsumexp(-1)
             steps.append((row_R[alive_R], token_R[alive_R], logp_R[alive_R]))
             alive_R &= ~torch.isin(token_R, eos)
             if step + 1 == settings.max_new_tokens or not alive_R.any():
@@ -148,6 +146,19 @@ class PrefillOnceEngine(RolloutEngine):
                 position_ids=(position_R + step)[None, :, None].expand(3, -1, 1))
             hidden_RH = out.last_hidden_state[:, -1]
         return _gather_rows(steps, len(rows))
+
+
+def _share_prefill(parts: Sequence[tuple[Prompt, int]]) -> tuple[list[Prompt], list[int]]:
+    """Neighbouring requests of the same prompt (greedy beside sampled) are prefilled once."""
+    prompts: list[Prompt] = []
+    counts: list[int] = []
+    for prompt, count in parts:
+        if prompts and prompts[-1] is prompt:
+            counts[-1] += count
+        else:
+            prompts.append(prompt)
+            counts.append(count)
+    return prompts, counts
 
 
 def _gather_rows(steps: Sequence[tuple[torch.Tensor, ...]], num_rows: int) -> tuple[list[list[int]], list[list[float]]]:

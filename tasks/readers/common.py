@@ -79,6 +79,8 @@ def resolve_image(name: Any, root: Path) -> str:
     """Path of a picture, relative names below `root`; existence is checked when its size is read."""
     if not isinstance(name, (str, os.PathLike)) or not os.fspath(name):
         raise RowError("a path to a picture", repr(name)[:80], "give 'image' as a string")
+    if "://" in os.fspath(name):
+        return os.fspath(name)  # as it is, so that its error says that addresses are not fetched
     return os.path.normpath(root / os.fspath(name))
 
 
@@ -120,6 +122,14 @@ def check_box(values: Any, frame: CoordFrame, orig_wh: tuple[int, int]) -> Box:
     return x1, y1, x2, y2
 
 
+def _where_pictures_are(error: Exception) -> str:
+    """For a picture that is not there: the key that says where the pictures are; '' for every other error."""
+    if not isinstance(error, MediaError) or error.kind != "missing" or "://" in str(error.path):
+        return ""
+    return (", or say where the pictures are: data.train[].params.reader.image_root=FOLDER "
+            "(data.eval[].params.reader.image_root for held-out data)")
+
+
 def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], convert: Callable[[int, Any, SizeOf],
             Iterable[Sample]], on_error: str = "raise") -> Readout:
     """Run `convert(row number, row, size_of)` over all rows and gather samples, or rejected rows with their reasons.
@@ -150,7 +160,7 @@ def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], conve
             first_row.update({sample.id: number for sample in samples})
             readout.samples += samples
         except (DataError, MediaError) as err:
-            rejected = Rejected(os.fspath(file), number, str(err))
+            rejected = Rejected(os.fspath(file), number, f"{err}{_where_pictures_are(err)}")
             if on_error == "raise":
                 raise DataError(str(rejected)) from err
             readout.rejected.append(rejected)

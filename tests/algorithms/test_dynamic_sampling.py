@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -59,16 +60,16 @@ def _random_outcome(seed: int) -> Callable:
 
 
 knobs = st.builds(SamplerSettings, quota=st.integers(1, 6), max_attempts=st.integers(1, 4),
-                  carry_share=st.sampled_from([0.0, 0.25, 0.4, 1.0]))
+                  carry_share=st.sampled_from([0.0, 0.25, 0.4, 1.0]), max_tries=st.integers(1, 4))
 
 
 @settings(max_examples=60, deadline=None)
 @given(knobs, st.integers(0, 10**6), st.sampled_from([None, 3, 7]), st.sampled_from([None, 5, 20]))
 def test_counts_add_up_and_no_sample_is_lost(knob: SamplerSettings, seed: int, distinct, limit) -> None:
     sampler, draw, outcome = DynamicSampler(knob), _stream(limit, distinct), _random_outcome(seed)
-    grand = dict.fromkeys(("asked", "kept", "no_signal", "failed"), 0)
+    grand = dict.fromkeys(("asked", "kept", "no_signal", "failed", "abandoned"), 0)
+    tries: dict[tuple[str, str], int] = {}  # of what waits: attempts in vain, counted here anew
     for step in range(6):
-        waiting_before = set(sampler.carry_over)
         report, asked, kept = _run_step(sampler, step, draw, outcome)
         for counts in (report.counts, *report.by_source.values()):
             assert counts["asked"] == counts["kept"] + counts["no_signal"] + counts["failed"]
@@ -78,10 +79,19 @@ def test_counts_add_up_and_no_sample_is_lost(knob: SamplerSettings, seed: int, d
         assert len(asked) <= knob.quota * knob.max_attempts
         assert len({t.key for t in asked}) == len(asked)
         names = [(t.source, t.sample_id) for t in asked]
-        without = {(t.source, t.sample_id) for t in asked if t not in kept}
-        # what waited still waits or was asked again; what was asked without success waits, once
-        assert set(sampler.carry_over) == (waiting_before - set(names)) | without
+        dull = [t for t in asked if outcome(t) in (ZERO, HALF)]  # solved and failed ones do not wait
+        attempts = Counter((t.source, t.sample_id) for t in dull for _ in range(t.tries + 1))
+        assert [t.tries for t in asked] == [tries.get(n, 0) if names.index(n) == i else 0 for i, n in enumerate(names)]
+        abandoned = {name for name, count in attempts.items() if count >= knob.max_tries}
+        assert report.counts["abandoned"] == len(abandoned)
+        # what waited still waits or was asked again; what was asked in vain waits, once, or is abandoned
+        tries = {name: count for name, count in tries.items() if name not in names}
+        tries |= {name: count for name, count in attempts.items() if name not in abandoned}
+        assert set(sampler.carry_over) == set(tries)
         assert len(set(sampler.carry_over)) == len(sampler.carry_over) == report.queue
+        for name in names:  # trained, waiting, abandoned, or back in the stream because nothing can be learnt or tried now
+            results = [outcome(t) for t in asked if (t.source, t.sample_id) == name]
+            assert SIGNAL in results or name in tries or name in abandoned or set(map(str, results)) <= {str(ONE), "None"}
         for name in grand:
             grand[name] += report.counts[name]
     totals = sampler.totals.values()
@@ -138,13 +148,13 @@ def test_restored_at_any_call_it_continues_identically(knob: SamplerSettings, se
 
 def test_a_group_without_signal_is_replaced_and_its_sample_comes_back() -> None:
     sampler, draw = DynamicSampler(SamplerSettings(quota=2, max_attempts=3, carry_share=0.5)), _stream()
-    results = {"s0": ZERO, "s1": SIGNAL, "s2": ONE, "s3": SIGNAL}
+    results = {"s0": ZERO, "s1": SIGNAL, "s2": HALF, "s3": SIGNAL}
     report, asked, kept = _run_step(sampler, 0, draw, lambda t: results[t.sample_id])
     assert [(t.key, t.sample_id) for t in asked] == [
         ((0, 0, 0), "s0"), ((0, 1, 0), "s1"), ((0, 0, 1), "s2"), ((0, 0, 2), "s3")]
     assert [t.sample_id for t in kept] == ["s1", "s3"]
     assert report.by_source["coco"] == {"asked": 2, "kept": 0, "no_signal": 2, "failed": 0, "all_zero": 1,
-                                        "all_one": 1, "carried": 0}
+                                        "all_one": 0, "carried": 0, "abandoned": 0}
     assert report.unfilled == 0
     assert sampler.carry_over == (("coco", "s0"), ("coco", "s2"))
     report, asked, _ = _run_step(sampler, 1, draw, lambda t: SIGNAL)
@@ -154,14 +164,52 @@ def test_a_group_without_signal_is_replaced_and_its_sample_comes_back() -> None:
 
 def test_the_step_goes_on_with_what_it_has_after_the_last_attempt() -> None:
     sampler = DynamicSampler(SamplerSettings(quota=3, max_attempts=2))
-    report, asked, kept = _run_step(sampler, 0, _stream(), lambda t: SIGNAL if t.key[1] == 1 else FAILED)
+    report, asked, kept = _run_step(sampler, 0, _stream(), lambda t: SIGNAL if t.key[1] == 1 else ZERO)
     assert (len(asked), len(kept), report.unfilled, report.queue) == (5, 1, 2, 4)
-    assert report.counts["failed"] == 4
+    assert report.counts["no_signal"] == report.counts["all_zero"] == 4
+
+
+@pytest.mark.parametrize(("result", "name"), [(ONE, "all_one"), (FAILED, "failed")])
+def test_solved_and_failed_samples_do_not_wait(result: list[float] | None, name: str) -> None:
+    sampler, draw = DynamicSampler(SamplerSettings(quota=2, max_attempts=2, carry_share=1.0)), _stream()
+    report, asked, _ = _run_step(sampler, 0, draw, lambda t: result)
+    assert (report.counts[name], report.queue, report.counts["abandoned"]) == (4, 0, 0) and len(asked) == 4
+    report, asked, _ = _run_step(sampler, 1, draw, lambda t: SIGNAL)
+    assert [t.sample_id for t in asked] == ["s4", "s5"] and report.counts["carried"] == 0, "only the stream brings them"
+
+
+def test_a_sample_is_given_up_after_its_last_try_and_counted() -> None:
+    sampler = DynamicSampler(SamplerSettings(quota=1, max_attempts=1, carry_share=1.0, max_tries=3))
+    draw = _stream()
+    results = {"s0": ZERO}
+    history = [_run_step(sampler, step, draw, lambda t: results.get(t.sample_id, SIGNAL)) for step in range(5)]
+    assert [(t.sample_id, t.tries) for _, asked, _ in history for t in asked] == [
+        ("s0", 0), ("s0", 1), ("s0", 2), ("s1", 0), ("s2", 0)]
+    assert [report.counts["abandoned"] for report, _, _ in history] == [0, 0, 1, 0, 0]
+    assert [report.queue for report, _, _ in history] == [1, 1, 0, 0, 0]
+    assert history[2][0].by_source["coco"]["abandoned"] == sampler.totals["coco"]["abandoned"] == 1
+
+
+def test_attempts_count_also_when_the_stream_brings_a_sample_twice_in_one_step() -> None:
+    sampler = DynamicSampler(SamplerSettings(quota=3, max_attempts=1, carry_share=0.0, max_tries=3))
+    report, _, _ = _run_step(sampler, 0, _stream(distinct=1), lambda t: ZERO)
+    assert report.counts["no_signal"] == 3 and report.counts["abandoned"] == 1 and sampler.carry_over == ()
+
+
+def test_states_written_before_samples_were_abandoned_still_load() -> None:
+    sampler = DynamicSampler(SamplerSettings(quota=2))
+    _run_step(sampler, 0, _stream(), lambda t: ZERO)
+    state = json.loads(json.dumps(sampler.state_dict()))
+    for counts in state["totals"].values():
+        del counts["abandoned"]
+    restored = DynamicSampler(sampler.settings)
+    restored.load_state_dict(state)
+    assert restored.state_dict() == sampler.state_dict()
 
 
 def test_hopeless_samples_do_not_starve_the_stream() -> None:
     for quota, share, per_eight_steps in ((1, 0.25, 2), (4, 0.25, 8), (4, 0.0, 0), (3, 0.5, 12), (2, 1.0, 16)):
-        sampler = DynamicSampler(SamplerSettings(quota=quota, max_attempts=1, carry_share=share))
+        sampler = DynamicSampler(SamplerSettings(quota=quota, max_attempts=1, carry_share=share, max_tries=99))
         draw = _stream()
         _run_step(sampler, 0, draw, lambda t: ZERO)  # fills the queue
         for step in range(1, 5):  # waiting earns no whole retries while the queue is empty or full
@@ -230,6 +278,8 @@ def test_user_errors_say_what_to_do() -> None:
         SamplerSettings(quota=0)
     with pytest.raises(ConfigError, match="expected max_attempts at least 1, found 0"):
         SamplerSettings(quota=1, max_attempts=0)
+    with pytest.raises(ConfigError, match="expected max_tries at least 1, found 0"):
+        SamplerSettings(quota=1, max_tries=0)
     with pytest.raises(ConfigError, match=r"carry_share in \[0, 1\], found 1.5"):
         SamplerSettings(quota=1, carry_share=1.5)
     with pytest.raises(ConfigError, match="tol at least 0, found nan"):

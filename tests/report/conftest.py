@@ -146,7 +146,7 @@ def step_row(plan: Plan, step: int, rng: random.Random) -> dict[str, Any]:
         "train/acc@0.5": min(1.0, max(0.0, 1.4 * mean_iou - 0.15)), "train/parse_rate": parsed,
         "train/failed/unclosed_think": 0.7 * (1 - parsed), "train/failed/wrong_count": 0.3 * (1 - parsed),
         "train/length/mean": length, "train/length/right": length - 3, "train/length/wrong": length + 5,
-        "train/length/clipped": max(0.0, rng.gauss(0.02, 0.01)),
+        "train/length/clipped": 64.0, "train/clipped_share": max(0.0, rng.gauss(0.02, 0.01)),
         "train/entropy": 0.9 * math.exp(-step / plan.steps) + 0.1,
         "train/kl": 0.0004 * step + abs(rng.gauss(0, 0.001)),
         "train/kl_step": abs(rng.gauss(0, 0.0004)) + 1e-5,

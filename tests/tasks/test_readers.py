@@ -211,3 +211,22 @@ def test_dispatch_errors_teach(tmp_path: Path, fixtures: dict[str, str]) -> None
     with pytest.raises(ConfigError, match="'raise' or 'record'"):
         read_any(fixtures["own"], on_error="skip")
     assert len(read_any(Path(fixtures["own"]).parent)) == 2
+
+
+@pytest.mark.parametrize("kind", ["own", "vlm_r1_json", "vlm_r1_jsonl", "refer"])
+def test_a_missing_picture_names_the_key_that_says_where_pictures_are(kind: str, fixtures: dict[str, str],
+                                                                      tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.train\[\]\.params\.reader\.image_root=FOLDER \(data\.eval\[\]"):
+        read_any(fixtures[kind], image_root=str(tmp_path))
+    readout = read_any(fixtures[kind], image_root=str(tmp_path), on_error="record")
+    assert readout.rejected and all("reader.image_root" in r.reason for r in readout.rejected)
+
+
+def test_other_broken_pictures_do_not_suggest_another_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"")
+    rows = [{"image": "a.png", "question": "x", "answer": [0, 0, 1, 1]},
+            {"image": "https://example.org/a.png", "question": "x", "answer": [0, 0, 1, 1]}]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    reasons = [r.reason for r in read_any(tmp_path / "data.jsonl", on_error="record").rejected]
+    assert len(reasons) == 2 and not any("image_root" in reason for reason in reasons), reasons
+    assert "addresses are not fetched" in reasons[1]

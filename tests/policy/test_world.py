@@ -1,0 +1,60 @@
+"""Devices and time limits of a run's processes: the GPU asked for is the one used, and waiting for rank 0 is allowed."""
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl import world
+from mmrl.errors import ConfigError
+from mmrl.world import World
+from tests.engine_kit import ENVIRONMENT, REPO
+
+_PRINT_TIMEOUT = """
+import torch
+from mmrl.world import World
+world = World(torch.device("cpu"))
+group = torch.distributed.distributed_c10d._get_default_group()
+print(world.size, group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+world.close()
+"""
+
+
+def test_two_gpus_are_told_apart_by_their_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[Any] = []
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", happened.append)
+    monkeypatch.setattr(world, "Accelerator", lambda **options: happened.append("accelerator"))
+    World(torch.device("cuda:1"))
+    assert happened == [torch.device("cuda:1"), "accelerator"], "accelerate takes the GPU that is current when it starts"
+    happened.clear()
+    for free in ("cuda", "cpu"):
+        World(torch.device(free))
+    World(None)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # several processes: accelerate gives each its own GPU
+    World(torch.device("cuda:1"))
+    assert happened == ["accelerator"] * 4
+    monkeypatch.delenv("LOCAL_RANK")
+    with pytest.raises(ConfigError, match=r"model\.device .* of the 2 GPUs.*'cuda:2'"):
+        World(torch.device("cuda:2"))
+
+
+@pytest.mark.gpu
+def test_the_last_gpu_is_used_when_asked_for() -> None:
+    last = torch.cuda.device_count() - 1
+    code = ("import torch; from mmrl.world import World; "
+            f"print(torch.empty(1, device=World(torch.device('cuda:{last}')).device).device)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == f"cuda:{last}", done.stderr
+
+
+def test_processes_wait_two_hours_for_each_other() -> None:
+    environment = {**ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run([sys.executable, "-c", _PRINT_TIMEOUT], cwd=REPO, env=environment, capture_output=True, text=True,
+                          timeout=120)
+    assert done.stdout.split() == ["1", "7200.0"], done.stderr
