@@ -170,8 +170,8 @@ def _summarize(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource
         "step": step, "task": ", ".join(sorted({s.task.name for s in sources})),
         "protocol": {
             **settings.protocol,
-            "data": [{"path": s.config.path, "task": s.config.task, "params": s.config.params, "samples": len(s.samples[: settings.limit]), "rejected": len(s.rejected)}
-                     for s in sources],
+            "data": [{"path": s.config.path, "task": s.config.task, "params": s.config.params,
+                      "samples": len(s.samples[: settings.limit]), "rejected": len(s.rejected)} for s in sources],
             "template": policy.template.name, "frame": policy.template.frame.value, "samples_per_prompt": settings.samples,
             "seed": settings.seed, **dataclasses.asdict(settings.sampling),
             "interval": "95 % cluster bootstrap over samples", "versions": versions()},

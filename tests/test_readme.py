@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from scripts.update_readme import BLOCKS, ROOT, rendered
 from typer.testing import CliRunner
+
+from scripts.update_readme import BLOCKS, ROOT, rendered
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
