@@ -42,8 +42,9 @@ class Checkpoints:
         """Folder of the checkpoint of `step`."""
         return self.folder / f"step_{step:06d}"
 
-    def save(self, step: int, policy: Policy, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Path:
-        """Write the checkpoint of `step`, then remove those no longer kept.
+    def save(self, step: int, policy: Policy, optimizer: torch.optim.Optimizer, state: dict[str, Any],
+             settings: dict[str, Any] | None = None) -> Path:
+        """Write the checkpoint of `step`, then remove those no longer kept; `settings` go to trainer/config.yaml.
 
         Raises CheckpointError (disk full, no permission) and leaves earlier checkpoints untouched.
         """
@@ -54,7 +55,8 @@ class Checkpoints:
             policy.save(partial)
             torch.save(optimizer.state_dict(), partial / "trainer" / "optimizer.pt")
             (partial / "trainer" / "state.json").write_text(json.dumps(state), encoding="utf-8")
-            (partial / "trainer" / "config.yaml").write_text(yaml.safe_dump(state["config"], sort_keys=False), encoding="utf-8")
+            if settings is not None:
+                (partial / "trainer" / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
             for file in sorted(partial.rglob("*")):
                 _sync(file)
             self._remove(self.path(step))  # a resumed run writes the same step again

@@ -100,7 +100,8 @@ class Trainer:
         step = self.start_step
         if step:
             state = self.checkpoints.load_state(step, self.optimizer)
-            changed = _differences(state["config"], self.config.model_dump(mode="json"))
+            old, new = state["identity"], _identity(self.config.model_dump(mode="json"))
+            changed = [f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
             if changed:
                 raise ConfigError("cannot resume: it would no longer be the same run. Changed since the checkpoint: "
                                   f"{'; '.join(changed)}. Restore them, or start a new run (name=...)")
@@ -214,11 +215,12 @@ class Trainer:
         better = metric is not None and (self.best is None or metric > self.best)
         best, best_step = (metric, step) if better else (self.best, self.best_step)
         if self.world.is_main:
-            state = {"step": step, "config": self.config.model_dump(mode="json"), "best": best,
+            settings = self.config.model_dump(mode="json")
+            state = {"step": step, "identity": _identity(settings), "best": best,
                      "best_step": best_step, "schedule": self.schedule.state_dict(), "alarms": self.alarms.state_dict(),
                      "updates": self.updater.updates, "version": self.policy.version}
             try:
-                path = self.checkpoints.save(step, self.policy, self.optimizer, state)
+                path = self.checkpoints.save(step, self.policy, self.optimizer, state, settings)
                 if better:
                     self.checkpoints.mark_best(step)
                 self.best, self.best_step = best, best_step
@@ -235,13 +237,13 @@ _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "re
                "train.wandb", "data.prompt_cache_gib", "data.eval", "model.device")
 
 
-def _differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Keys whose values differ and would make a resumed run another run."""
+def _identity(tree: Any, where: str = "") -> dict[str, Any]:
+    """Dotted key -> value of everything in a configuration that would make a resumed run another run."""
     if where in _MAY_CHANGE:
-        return []
-    if isinstance(old, dict) and isinstance(new, dict):
-        return [d for k in sorted({*old, *new}) for d in _differences(old.get(k), new.get(k), f"{where}.{k}".strip("."))]
-    return [] if old == new else [f"{where} was {old!r}, now {new!r}"]
+        return {}
+    if isinstance(tree, dict):
+        return {k: v for name, part in tree.items() for k, v in _identity(part, f"{where}.{name}".strip(".")).items()}
+    return {where: tree}
 
 
 def _flat(evaluation: Evaluation) -> dict[str, float]:

@@ -212,12 +212,17 @@ for step in range(1, 10 ** 6):
 
 @pytest.mark.slow
 def test_killed_while_saving(tmp_path: Path) -> None:
-    """kill -9 at four moments of a process that does nothing but save: whatever counts as a checkpoint is whole."""
+    """kill -9 at moments of a process that does nothing but save: whatever counts as a checkpoint is whole.
+
+    Four kills, and more until one has hit the middle of a save.
+    """
     folder = tmp_path / "c"
     leftovers = 0
     p = fresh_policy()
     optimizer = build_optimizer(p.trainable(), load_config().optim)
-    for attempt in range(4):
+    for attempt in range(20):
+        if attempt >= 4 and leftovers:
+            break
         process = subprocess.Popen(
             [sys.executable, "-c", SAVE_FOREVER, tiny_folder(), str(folder)],
             cwd=REPO,
@@ -228,7 +233,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
         )
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(0.05 + 0.037 * attempt)
+        time.sleep(0.05 + 0.0137 * attempt)
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()

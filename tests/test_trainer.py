@@ -111,7 +111,7 @@ def test_a_run_through_the_command_line_writes_everything(tmp_path: Path, data: 
         run / "rollouts/step_000002.jsonl"
     ).exists()
     _, changed = cli("train", config, "train.steps=7", "--resume", status=2)
-    assert "train.steps=1" in changed and "7" in changed
+    assert "train.steps was 1, now 7" in changed and "optim.lr was 0.001" in changed, "every changed setting is named"
 
 
 def test_run_folder_is_refused_continued_or_replaced(tmp_path: Path, data: tuple[str, str]) -> None:
