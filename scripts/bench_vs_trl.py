@@ -312,6 +312,9 @@ def main() -> None:
     report(results)
     if not options.quick:
         print(f"\nwritten to {bench.write_results('bench_vs_trl', {'model': MODEL, 'settings': results}, *LIBRARIES)}")
+    missed = [r["name"] for r in results if r["required"] and r["speed_ratio"]["median"] < r["required"]]
+    if missed and not options.quick:
+        raise SystemExit(f"below the required ratio: {', '.join(missed)}")
 
 
 if __name__ == "__main__":
