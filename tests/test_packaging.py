@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # kept out of `make check`, part of `make test`
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mmrl", "tasks", "rewards", "video", "robotics")
 

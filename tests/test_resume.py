@@ -14,6 +14,8 @@ from mmrl.trainer import Trainer
 from scripts.torture_resume import differences, torture
 from tests.engine_kit import ALBUM, album_data, config_file, picture, read_jsonl, small_run
 
+pytestmark = pytest.mark.slow  # kept out of `make check`, part of `make test`
+
 
 @pytest.mark.slow
 def test_torture_with_two_kills(tmp_path: Path) -> None:

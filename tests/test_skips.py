@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # kept out of `make check`, part of `make test`
 HERE = Path(__file__).resolve().parent
 SUITE = """
 import pytest

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmrl.report import build_comparison, build_report
 
-pytestmark = pytest.mark.render("chromium")
+pytestmark = [pytest.mark.render("chromium"), pytest.mark.slow]
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
          "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr")
 
