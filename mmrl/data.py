@@ -69,7 +69,7 @@ def write_rejected(sources: Sequence[LoadedSource], path: Path) -> int:
 
 
 def _digest(samples: Sequence[Sample]) -> str:
-    """'<count> samples, <hash of ids, questions, answers and pictures' names>'."""
+    """'<count> samples, <hash of ids, questions, answers and pictures' paths>'."""
     digest = hashlib.blake2b(digest_size=8)
     for sample in samples:
         digest.update(repr((sample.id, sample.question, sample.answer, sample.images)).encode("utf-8", "surrogatepass"))

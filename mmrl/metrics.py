@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from mmrl.schedule import StepTally, score_of
+from mmrl.scoring import is_reward_failure
 from mmrl.types import Group, StopReason
 from mmrl.update import UpdateResult
 
@@ -29,6 +30,7 @@ def completion_records(groups: Iterable[Group]) -> list[dict[str, Any]]:
                 "key": group.key, "source": group.sample.source, "id": group.sample.id, "value": score.value,
                 "parts": dict(score.parts),
                 "metrics": dict(score.metrics), "parsed": score.parsed, "reason": score.reason,
+                "broken": is_reward_failure(score),
                 "length": trajectory.num_tokens, "clipped": turn.stop is StopReason.LENGTH})
     return records
 

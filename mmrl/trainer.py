@@ -157,13 +157,13 @@ class Trainer:
             raise
 
     def _check_rewards(self, step: int, records: list[dict[str, Any]]) -> None:
-        broken = [r["reason"] for r in records if (r["reason"] or "").startswith("reward_")]
+        broken = [r for r in records if r["broken"]]
         if broken and len(broken) > self.config.reward.max_failure_share * len(records):
             if self.world.is_main:
-                self.folder.append("failures.jsonl", [{"step": step, "source": r["source"], "id": r["id"], "reason": r["reason"]}
-                                                      for r in records if (r["reason"] or "").startswith("reward_")])
+                self.folder.append("failures.jsonl", [{"step": step, **{k: r[k] for k in ("source", "id", "reason")}}
+                                                      for r in broken])
             raise RewardError(f"{len(broken)} of {len(records)} rewards failed in one step (limit reward.max_failure_share = "
-                              f"{self.config.reward.max_failure_share:g}); first: {broken[0]}")
+                              f"{self.config.reward.max_failure_share:g}); first: {broken[0]['reason']}")
 
     def _write(self, step: int, row: dict[str, Any], groups: list[Any], trackers: Trackers) -> list[Alarm]:
         alarms, tally = self.alarms.check(step, row), self.schedule.tally
