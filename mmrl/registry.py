@@ -24,7 +24,16 @@ from mmrl.task import Task
 __all__ = ["BUILT_IN", "GROUP", "register", "resolve_task", "task_from_spec", "task_names"]
 
 GROUP = "mmrl.tasks"
-BUILT_IN: dict[str, str] = {"grounding": "tasks.grounding:Grounding"}  # imported only when asked for
+BUILT_IN: dict[str, str] = {  # imported only when asked for
+    "grounding": "tasks.grounding:Grounding", "detection": "tasks.detection:Detection",
+    "counting": "tasks.counting:Counting", "ocr": "tasks.ocr:OCR", "choice": "tasks.choice:Choice",
+    "boolean": "tasks.boolean:Boolean", "numeric": "tasks.numeric:Numeric", "math": "tasks.math_expression:Math",
+    "open_text": "tasks.open_text:OpenText", "chart": "tasks.chart:Chart",
+    "classification": "tasks.classification:Classification", "jigsaw": "tasks.jigsaw:Jigsaw", "maze": "tasks.maze:Maze",
+    "spatial": "tasks.spatial:Spatial", "scene_graph": "tasks.scene_graph:SceneGraph",
+    "gui_grounding": "tasks.gui_grounding:GuiGrounding", "gui_action": "tasks.gui_action:GuiAction",
+    "mixed": "tasks.mixed:Mixed",
+}
 
 _registered: dict[str, type[Task]] = {}
 TaskClass = TypeVar("TaskClass", bound=type[Task])

@@ -45,24 +45,25 @@ def score_one(task: Task, job: ScoreJob) -> Score:
         score = task.score(job.sample, job.text, job.ctx)
         if not isinstance(score, Score):
             raise TypeError(f"expected a mmrl.Score, found {type(score).__name__}")
-        return _checked(score)
+        return _checked(score, task.value_range)
     except (Exception, SystemExit) as error:  # user code: recorded on the sample, counted by the trainer
         return Score.failure(f"reward_error: {type(error).__name__}: {error}"[:500], task.part_names)
 
 
-def _checked(score: Score) -> Score:
-    """The score with plain floats (not numpy's or torch's) that are finite, its value in [0, 1]; raises ValueError.
+def _checked(score: Score, value_range: tuple[float, float]) -> Score:
+    """The score with plain floats (not numpy's or torch's) that are finite, its value in range; raises ValueError.
 
-    A weighted sum may leave [0, 1] by rounding (1e-9); such a value is clipped.
+    A weighted sum may leave the range by rounding (1e-9); such a value is clipped.
     """
+    low, high = value_range
     parts, weights, metrics = ({k: float(v) for k, v in t.items()} for t in (score.parts, score.weights, score.metrics))
     for name, table in (("parts", parts), ("weights", weights), ("metrics", metrics)):
         broken = {k: v for k, v in table.items() if not math.isfinite(v)}
         if broken:
             raise ValueError(f"expected finite {name}, found {broken}")
-    if not -1e-9 <= score.value <= 1.0 + 1e-9:
-        raise ValueError(f"expected a value in [0, 1], found {score.value}")
-    return replace(score, value=min(1.0, max(0.0, float(score.value))), parsed=bool(score.parsed), parts=parts,
+    if not low - 1e-9 <= score.value <= high + 1e-9:
+        raise ValueError(f"expected a value in [{low:g}, {high:g}], found {score.value}")
+    return replace(score, value=min(high, max(low, float(score.value))), parsed=bool(score.parsed), parts=parts,
                    weights=weights, metrics=metrics)
 
 

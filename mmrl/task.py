@@ -17,6 +17,8 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
@@ -43,9 +45,12 @@ class Task(abc.ABC):
 
     name: ClassVar[str] = ""
     headline: ClassVar[str] = "reward"
-    part_names: ClassVar[tuple[str, ...]] = ()
+    part_names: tuple[str, ...] = ()
+    value_range: tuple[float, float] = (0.0, 1.0)  # of the total reward; wider only where a paper's preset says so
+    in_group: ClassVar[bool] = False  # True: `score_in_group` is asked once all completions of a group have scores
     on_error: str = "raise"  # set by the run before `load`: 'record' keeps broken rows in `rejected` instead of raising
     rejected: Sequence[Any] = ()
+    skipped: Mapping[str, int] = MappingProxyType({})  # rows left out on request by the last `load`, counted by reason
 
     def __init__(self, **params: Any) -> None:
         self.params: dict[str, Any] = params
@@ -69,6 +74,16 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def wrong(self, sample: Sample, ctx: RewardContext) -> str:
         """A well-formed wrong answer: its accuracy parts must be 0."""
+
+    def score_in_group(self, sample: Sample, scores: Sequence[Score], index: int) -> Score:
+        """The final score of completion `index` given those of its whole group (label-free rewards such as region
+        consistency). Asked only when `in_group` is True, in the reward worker. Default: unchanged."""
+        return scores[index]
+
+    def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
+        """Official numbers of an evaluation (one score per sample) by the official scorer, and its submission files
+        written into `folder` (which exists). Default: no numbers, no files."""
+        return {}
 
     def example_data(self, folder: str) -> str | None:
         """Write a small data set of this task into `folder` and return what `load` reads; None when it has none."""

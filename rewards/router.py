@@ -1,8 +1,9 @@
 """Rubric and Router: which rewards count how much, per task, per data source and per sample.
 
 A rubric has named parts with weights; the total is always the weighted sum of its logged parts, weights normalised to
-sum to 1. Settings come from three layers, later ones win: the task's, `per_source[sample.source]`, and
-`sample.params["reward"]`. A part that raises is a recorded zero with a reason, never a crash and never a silent zero.
+sum to 1 (unless normalise is off, for papers that add parts up). Settings come from three layers, later ones win: the
+task's, `per_source[sample.source]`, and `sample.params["reward"]`. A part that raises is a recorded zero with a reason,
+never a crash and never a silent zero.
 
     rubric = Rubric({"accuracy": make_accuracy, "format": make_format}, {"accuracy": 0.9, "format": 0.1},
                     {"accuracy": {"mode": "dynamic"}}, per_source={"sketches": {"accuracy": {"mode": "iou"}}})
@@ -14,6 +15,7 @@ that mode's defaults, because the parameters of two modes differ.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -23,7 +25,7 @@ from mmrl.types import RewardContext, Sample, Score
 __all__ = ["Part", "PartFactory", "Router", "Rubric", "SAMPLE_KEY"]
 
 Part = Callable[[Any, Sample, RewardContext], float]
-"""part(prediction, sample, ctx) -> value in [0, 1]."""
+"""part(prediction, sample, ctx) -> value in [0, 1], or in [part.low, part.high] where a paper's rule leaves it."""
 PartFactory = Callable[..., Part]
 """factory(**parameters) -> part; raises ConfigError for wrong parameters."""
 
@@ -33,7 +35,11 @@ SAMPLE_KEY = "reward"
 _MAX_VARIANTS = 4096  # distinct parameter sets kept built; per-sample numbers in every row would otherwise pile up
 
 
-def _check_weights(weights: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+def _range(part: Part) -> tuple[float, float]:
+    return getattr(part, "low", 0.0), getattr(part, "high", 1.0)
+
+
+def _check_weights(weights: Mapping[str, Any], names: Iterable[str], normalise: bool) -> dict[str, float]:
     known = list(names)
     for name, weight in weights.items():
         if name not in known:
@@ -44,7 +50,7 @@ def _check_weights(weights: Mapping[str, Any], names: Iterable[str]) -> dict[str
     total = sum(weights.values())
     if total <= 0:
         raise ConfigError(f"expected at least one positive reward weight, found {dict(weights)}")
-    return {name: weights.get(name, 0.0) / total for name in known}
+    return {name: weights.get(name, 0.0) / (total if normalise else 1.0) for name in known}
 
 
 class Rubric:
@@ -55,10 +61,10 @@ class Rubric:
 
     def __init__(self, factories: Mapping[str, PartFactory], weights: Mapping[str, float],
                  params: Mapping[str, Mapping[str, Any]] | None = None,
-                 per_source: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+                 per_source: Mapping[str, Mapping[str, Any]] | None = None, *, normalise: bool = True) -> None:
         if not factories:
             raise ConfigError("expected at least one reward part, found none")
-        self._factories = dict(factories)
+        self._factories, self._normalise = dict(factories), bool(normalise)
         self._base: dict[str, Any] = {**{k: dict(v) for k, v in (params or {}).items()}, "weights": dict(weights)}
         self._sources = {source: dict(layer) for source, layer in (per_source or {}).items()}
         self._built: dict[str, tuple[dict[str, Part], dict[str, float]]] = {}
@@ -70,6 +76,16 @@ class Rubric:
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts, in the order given."""
         return tuple(self._factories)
+
+    @property
+    def value_range(self) -> tuple[float, float]:
+        """Lowest and highest total over all layers given at construction: (0, 1) unless a paper's rule leaves it."""
+        low, high = 0.0, 1.0
+        for parts, weights in self._built.values():
+            ends = [_range(parts[name]) for name in parts]
+            low = min(low, math.fsum(w * a for w, (a, _) in zip(weights.values(), ends, strict=True)))
+            high = max(high, math.fsum(w * b for w, (_, b) in zip(weights.values(), ends, strict=True)))
+        return low, high
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": {}}  # built parts hold closures; they are rebuilt on demand
@@ -93,7 +109,7 @@ class Rubric:
         if key in self._built:
             return self._built[key]
         merged = self._merge(layers)
-        weights = _check_weights(merged.pop("weights"), self._factories)
+        weights = _check_weights(merged.pop("weights"), self._factories, self._normalise)
         for name in merged:
             if name not in self._factories:
                 raise ConfigError(f"settings for unknown reward part {name!r}; expected weights or one of "
@@ -124,8 +140,9 @@ class Rubric:
             values = {}
             for name, part in parts.items():
                 values[name] = float(part(prediction, sample, ctx))
-                if not 0.0 <= values[name] <= 1.0:  # also False for nan
-                    raise ValueError(f"expected a value in [0, 1], found {values[name]!r}")
+                low, high = _range(part)
+                if not low <= values[name] <= high:  # also False for nan
+                    raise ValueError(f"expected a value in [{low:g}, {high:g}], found {values[name]!r}")
         except Exception as err:  # a broken reward is recorded on its sample and counted; the run decides when to stop
             text = str(err) if isinstance(err, MMRLError) else f"{type(err).__name__}: {err}"
             return self.failure(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from mmrl.media import image_size
 from mmrl.types import Sample
 
 __all__ = [
-    "Readout", "Rejected", "RowError", "SizeOf", "check_box", "check_frame", "collect", "resolve_image", "text_of",
+    "Check", "Readout", "Rejected", "RowError", "SizeOf", "SkipRow", "check_answer_box", "check_box", "check_frame", "collect",
+    "resolve_image", "text_of",
 ]
 
 Box = tuple[float, float, float, float]
 SizeOf = Callable[[str], tuple[int, int]]
+Check = Callable[[str, Any, CoordFrame, Sequence[tuple[int, int]], Mapping[str, Any]], Any]
+"""check(task name, answer as the file has it, its frame, sizes of the row's pictures, params) -> Sample.answer, or RowError."""
 
 
 class RowError(DataError):
@@ -30,6 +34,14 @@ class RowError(DataError):
 
     def __init__(self, expected: str, found: str, mend: str) -> None:
         super().__init__(f"expected {expected}, found {found}; {mend}")
+
+
+class SkipRow(Exception):
+    """A row the user asked to leave out (reader.only_mine, a split, a language ...): counted by reason, no error."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,22 @@ class Readout:
 
     samples: list[Sample] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # row or line of each sample
+    skipped: Counter[str] = field(default_factory=Counter)  # rows left out on request, by reason
+
+    def verify(self, check: Callable[[Sample], None], file: str | os.PathLike[str], on_error: str = "raise") -> None:
+        """Run `check` on every sample; one it refuses (DataError, ConfigError) raises or moves to `rejected`."""
+        kept: list[tuple[Sample, int]] = []
+        for sample, row in zip(self.samples, self.rows, strict=True):
+            try:
+                check(sample)
+                kept.append((sample, row))
+            except (DataError, ConfigError) as err:
+                rejected = Rejected(os.fspath(file), row, f"sample {sample.id!r}: params.reward: {err}")
+                if on_error == "raise":
+                    raise DataError(str(rejected)) from err
+                self.rejected.append(rejected)
+        self.samples, self.rows = [s for s, _ in kept], [r for _, r in kept]
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.samples)
@@ -122,6 +150,15 @@ def check_box(values: Any, frame: CoordFrame, orig_wh: tuple[int, int]) -> Box:
     return x1, y1, x2, y2
 
 
+def check_answer_box(task: str, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
+                     params: Mapping[str, Any]) -> list[float]:
+    """The check of tasks whose answer is one box, in picture params.image_index (default the first)."""
+    index = params.get("image_index", 0)
+    if not isinstance(index, int) or not 0 <= index < len(sizes):
+        raise RowError(f"image_index from 0 to {len(sizes) - 1}", repr(index)[:40], "count pictures from 0")
+    return list(check_box(value, frame, sizes[index]))
+
+
 def _where_pictures_are(error: Exception) -> str:
     """For a picture that is not there: the key that says where the pictures are; '' for every other error."""
     if not isinstance(error, MediaError) or error.kind != "missing" or "://" in str(error.path):
@@ -159,6 +196,9 @@ def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], conve
                                    "rename or remove one of the rows")
             first_row.update({sample.id: number for sample in samples})
             readout.samples += samples
+            readout.rows += [number] * len(samples)
+        except SkipRow as skip:
+            readout.skipped[skip.reason] += 1
         except (DataError, MediaError) as err:
             rejected = Rejected(os.fspath(file), number, f"{err}{_where_pictures_are(err)}")
             if on_error == "raise":

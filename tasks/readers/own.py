@@ -2,7 +2,8 @@
 
     {"id": "7", "image": "images/7.png", "question": "red circle", "answer": [10, 12, 60, 61], "frame": "abs_orig"}
 
-`images` (a list) may stand for `image`; `frame` (abs_orig, rel1000 or rel1; default abs_orig), `source` and `params`
+What an answer is belongs to the task (see its check_answer). `images` (a list) may stand for `image`; `task` names the
+row's task where one file mixes several; `frame` (abs_orig, rel1000 or rel1; default abs_orig), `source` and `params`
 are optional; a missing id becomes '<file name>-<line>'. Paths are relative to the file, or to `image_root`.
 
     python -c "from tasks.readers.own import read_own; print(len(read_own('data.jsonl')))"
@@ -17,10 +18,11 @@ from typing import Any
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.types import Sample
 from tasks.readers.common import (
+    Check,
     Readout,
     RowError,
     SizeOf,
-    check_box,
+    check_answer_box,
     check_frame,
     collect,
     resolve_image,
@@ -29,7 +31,7 @@ from tasks.readers.common import (
 
 __all__ = ["json_lines", "read_own", "sample_from_row"]
 
-_KEYS = ("id", "image", "images", "question", "answer", "frame", "source", "params")
+_KEYS = ("id", "task", "image", "images", "question", "answer", "frame", "source", "params")
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -58,50 +60,57 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: Path, task: str, stem: str,
-                    default_frame: str = "abs_orig") -> Sample:
-    """One own-format row -> Sample with its box in pixels of the original picture. Raises RowError, MediaError."""
+                    default_frame: str = "abs_orig", check: Check = check_answer_box) -> Sample:
+    """One own-format row -> Sample, its answer as `check` gives it. Raises RowError, MediaError.
+
+    `task` 'mixed' takes each row's task from its own 'task'; a row without pictures is a text question.
+    """
+    if task == "mixed":
+        task = text_of(row.get("task"), "task")
     for key in row:
         if key not in _KEYS:
             raise RowError(f"the keys {', '.join(_KEYS)}", f"{key!r}", "move extra fields into 'params'."
                            + did_you_mean(key, _KEYS))
-    if ("image" in row) == ("images" in row):
-        raise RowError("either 'image' or 'images'", "both" if "image" in row else "neither", "keep exactly one")
-    names = [row["image"]] if "image" in row else row["images"]
-    if not isinstance(names, list) or not names:
+    if "image" in row and "images" in row:
+        raise RowError("either 'image' or 'images'", "both", "keep exactly one")
+    names = [row["image"]] if "image" in row else row.get("images", [])
+    if not isinstance(names, list):
         raise RowError("'images' as a list of paths", repr(names)[:80], "write [\"a.png\", ...]")
     images = tuple(resolve_image(name, root) for name in names)
     params = row.get("params", {})
     if not isinstance(params, dict):
         raise RowError("'params' as an object", repr(params)[:80], "write {...} or leave it out")
     index = params.get("image_index", 0)
-    if type(index) is not int or not 0 <= index < len(images):
-        raise RowError(f"params.image_index in 0..{len(images) - 1}", repr(index), "name the picture of the box")
+    if images and (type(index) is not int or not 0 <= index < len(images)):
+        raise RowError(f"params.image_index in 0..{len(images) - 1}", repr(index), "name the picture of the answer")
     if "answer" not in row:
-        raise RowError("'answer' with a box [x1, y1, x2, y2]", "no answer", "add it")
+        raise RowError(f"'answer' with the truth of task {task}", "no answer", "add it")
     try:
         frame = check_frame(row.get("frame", default_frame))
     except ConfigError as err:
         raise RowError("a known coordinate frame", str(err), "correct 'frame'") from err
     sizes = [size_of(image) for image in images]  # all of them: a missing second picture is an error as well
-    width, height = sizes[index]
-    if (params.get("width", width), params.get("height", height)) != (width, height):
-        raise RowError(f"params.width and params.height as the picture has them, {width} x {height}",
-                       f"{params.get('width')} x {params.get('height')}", "is it the right picture? else remove them")
-    box = check_box(row["answer"], frame, (width, height))
+    if images:
+        width, height = sizes[index]
+        if (params.get("width", width), params.get("height", height)) != (width, height):
+            raise RowError(f"params.width and params.height as the picture has them, {width} x {height}",
+                           f"{params.get('width')} x {params.get('height')}", "is it the right picture? else remove them")
+        params = {**params, "width": width, "height": height}
     return Sample(
         id=str(row.get("id", f"{stem}-{number}")), task=task, source=str(row.get("source", stem)),
-        question=text_of(row.get("question"), "question"), answer=list(box), images=images,
-        params={**params, "width": width, "height": height})
+        question=text_of(row.get("question"), "question"), answer=check(task, row["answer"], frame, sizes, params),
+        images=images, params=params)
 
 
 def read_own(path: str | Path, *, image_root: str | None = None, task: str = "grounding", frame: str = "abs_orig",
-             on_error: str = "raise") -> Readout:
+             on_error: str = "raise", check: Check = check_answer_box) -> Readout:
     """Read own-format JSON Lines. `frame` holds for rows that declare none. Raises DataError, or records (on_error)."""
     file = Path(path)
     check_frame(frame)
     root = Path(image_root) if image_root else file.parent
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
-        return [sample_from_row(number, row, size_of, root=root, task=task, stem=file.stem, default_frame=frame)]
+        return [sample_from_row(number, row, size_of, root=root, task=task, stem=file.stem, default_frame=frame,
+                                check=check)]
 
     return collect(file, json_lines(file), convert, on_error)
