@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmrl._conformance_pictures import boxes_of
+from mmrl._conformance_pictures import boxes_of, points_of
 from mmrl.coords import CoordFrame
 from mmrl.errors import RewardError
 from mmrl.policy.encode import Encoder
@@ -62,6 +62,7 @@ class Bench:
     scored: list[tuple[str, ScoreJob, Score]] = field(default_factory=list)
     lowest_gold: dict[str, float] = field(default_factory=dict)
     differing: list[str] = field(default_factory=list)
+    rounds: bool = False  # some gold answer differs from the truth by no more than rounding of coordinates
     hangs: int = 0
 
     @property
@@ -174,19 +175,42 @@ def _encoding(bench: Bench) -> Iterator[str]:
     yield from bench.encode_errors
 
 
+def _geometry(score: Score) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]] | None:
+    """(predicted, true) boxes and points of an answer, aligned; None where there are none or their numbers differ.
+
+    A point that answers a box (a click) is compared with the box's middle.
+    """
+    detail = score.detail
+    boxes, true_boxes = boxes_of(detail, "pred_boxes"), boxes_of(detail, "gold_boxes")
+    points, true_points = points_of(detail, "pred_points"), points_of(detail, "gold_points")
+    if points and not true_points:
+        true_points = [((x1 + x2) / 2, (y1 + y2) / 2) for x1, y1, x2, y2 in true_boxes]
+        true_boxes = true_boxes if boxes else []
+    true_boxes, true_points = (true if mine else [] for mine, true in ((boxes, true_boxes), (points, true_points)))
+    labels, true_labels = detail.get("pred_labels"), detail.get("gold_labels")
+    if not (boxes or points) or len(boxes) != len(true_boxes) or len(points) != len(true_points):
+        return None
+    return None if labels is not None and true_labels is not None and labels != true_labels else (
+        [*boxes, *points], [*true_boxes, *true_points])
+
+
 def _only_rounded(score: Score, ctx: RewardContext) -> bool:
-    """True when the answer's boxes are the truth's to one step of the frame's grid (1, or 0.001 for rel1)."""
-    predicted, true = boxes_of(score.detail, "pred_boxes"), boxes_of(score.detail, "gold_boxes")
-    if not predicted or len(predicted) != len(true):
+    """True when the answer's boxes and points are the truth's to one step of the frame's grid (1, or 0.001 for rel1)."""
+    if (found := _geometry(score)) is None:
         return False
     grid = 0.001 if ctx.frame is CoordFrame.REL1 else 1.0
     for size in ctx.images:
         extent = ctx.frame.extent(size.resized_wh, size.orig_wh)
-        step = [grid * o / e + 1e-6 for o, e in zip(size.orig_wh, extent, strict=True)] * 2
-        pairs = zip(itertools.chain(*predicted), itertools.chain(*true), itertools.cycle(step), strict=False)
-        if all(abs(a - b) <= s for a, b, s in pairs):
+        step = [grid * o / e + 1e-6 for o, e in zip(size.orig_wh, extent, strict=True)]
+        if all(abs(a - b) <= s for mine, true in zip(*found, strict=True)
+               for a, b, s in zip(mine, true, itertools.cycle(step), strict=False)):
             return True
     return False
+
+
+def _top(task: Task, score: Score) -> float:
+    """What a gold answer should reach: 1, or more where a preset adds parts up without normalising their weights."""
+    return min(task.value_range[1], max(1.0, math.fsum(score.weights.values())))
 
 
 def _gold(bench: Bench) -> Iterator[str]:
@@ -195,8 +219,10 @@ def _gold(bench: Bench) -> Iterator[str]:
         ctx = bench.context(sizes, frame, progress)
         text = bench.task.gold(sample, ctx)
         score = bench.score("gold", sample, text, ctx)
-        bench.lowest_gold[frame.value] = min(score.value, bench.lowest_gold.get(frame.value, 1.0))
-        least = _GOLD_ROUNDED if _only_rounded(score, ctx) else _GOLD
+        bench.lowest_gold[frame.value] = min(score.value, bench.lowest_gold.get(frame.value, math.inf))
+        rounded = _only_rounded(score, ctx)
+        bench.rounds |= rounded
+        least = (_GOLD_ROUNDED if rounded else _GOLD) * _top(bench.task, score)
         if score.value < least or not score.parsed:
             yield (f"sample {sample.id}, frame {frame.value}, progress {progress:g}: {text[:80]!r} scores "
                    f"{score.value:.4g} (parts {dict(score.parts)}, reason {score.reason})")
@@ -214,9 +240,27 @@ def _wrong(bench: Bench) -> Iterator[str]:
         ctx = bench.context(sizes, frame)
         text = bench.task.wrong(sample, ctx)
         score = bench.score("wrong", sample, text, ctx)
-        if not score.parsed or any(_accuracy(score).values()):
+        if not score.parsed or any(v > 0 for v in _accuracy(score).values()):
             yield (f"sample {sample.id}, frame {frame.value}: {text[:80]!r} has parts {dict(score.parts)}, "
                    f"parsed {score.parsed}, reason {score.reason}")
+
+
+def _grouped(bench: Bench) -> Iterator[str]:
+    """Only for tasks whose reward needs the whole group."""
+    low, high = bench.task.value_range
+    for sample, sizes in bench.usable if bench.task.in_group else []:
+        ctx = bench.context(sizes)
+        texts = {"gold": bench.task.gold(sample, ctx), "gold again": bench.task.gold(sample, ctx),
+                 "wrong": bench.task.wrong(sample, ctx), "failure": ""}
+        single = [score_one(bench.task, ScoreJob(0, sample, text, ctx)) for text in texts.values()]
+        for place, label in enumerate(texts):
+            score = bench.task.score_in_group(sample, single, place)
+            if not isinstance(score, Score) or not low - 1e-9 <= score.value <= high + 1e-9:
+                yield f"sample {sample.id}, {label}: {score!r:.120}"
+            elif label == "failure" and score.value != 0:
+                yield f"sample {sample.id}: a text that could not be parsed scores {score.value:.4g} in its group"
+            elif score != bench.task.score_in_group(sample, single, place):
+                yield f"sample {sample.id}, {label}: another score the second time"
 
 
 def _garbage_texts(bench: Bench) -> Iterator[tuple[str, Sample, str, RewardContext]]:
@@ -306,14 +350,17 @@ CHECKS: tuple[Check, ...] = (
           "add one {'type': 'image'} per entry of sample.images, in order, before the text", _messages),
     Check("prompts encode and fit", "every picture opens and every prompt fits the model's limit",
           "mend or remove those rows; lower data.max_pixels where a prompt is too long", _encoding),
-    Check("gold scores 1", f"{_GOLD} or more in every coordinate frame ({_GOLD_ROUNDED} where its grid rounds boxes)",
+    Check("gold scores 1", f"{_GOLD} or more in every coordinate frame ({_GOLD_ROUNDED} where its grid rounds boxes or "
+          "points), times the sum of the weights where a preset does not normalise them",
           "let gold() write what score() reads, converted by mmrl.coords.from_orig; set thresholds in reach", _gold),
     Check("wrong scores 0", "a well-formed answer whose accuracy parts are 0, in every frame",
           "let wrong() give a far answer in the right form, and give partial credit to nothing that is wrong", _wrong),
     Check("garbage scores 0 with a reason", "value 0, parsed False and a reason; nothing raised, nothing that hangs",
           "return Score.failure(reason, ...) unless there is exactly one well-formed answer; never eval", _garbage),
-    Check("value in [0, 1], nothing raised", "every score finite and in [0, 1], from every text",
-          "normalise the weights; catch what parsing can raise", _bounded),
+    Check("value in [0, 1], nothing raised", "every score finite and in [0, 1] (or Task.value_range, which only "
+          "a paper's preset widens), from every text", "normalise the weights; catch what parsing can raise", _bounded),
+    Check("groups are scored alike", "score_in_group gives a Score in range, 0 for a failure, the same twice",
+          "count votes without state; leave failures at 0", _grouped),
     Check("value is the weighted sum", "value == sum of weight * part, with the parts named in part_names",
           "build scores with Score.combine and Score.failure(reason, self.part_names)", _weighted_sum),
     Check("scores are repeatable", "the same text gives the same score, whatever was scored before",

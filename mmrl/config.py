@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from mmrl.config_data import CurriculumStage, DataConfig, DataSource, PassRateConfig, Section, SelectionConfig
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 
-__all__ = ["AlarmConfig", "AlgorithmConfig", "DataConfig", "DataSource", "EvalConfig", "KLConfig", "LoraSettings",
-           "ModelConfig", "OptimConfig", "RewardConfig", "RolloutConfig", "RunConfig", "TrainConfig", "effective_threads",
-           "load_config", "merge", "parse_overrides"]
+__all__ = ["AlarmConfig", "AlgorithmConfig", "CurriculumStage", "DataConfig", "DataSource", "EMAConfig", "EvalConfig", "KLConfig",
+           "LoraSettings", "ModelConfig", "OptimConfig", "PassRateConfig", "RewardConfig", "RolloutConfig", "RunConfig",
+           "SelectionConfig", "TrainConfig", "effective_threads", "load_config", "merge", "parse_overrides"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=(), validate_assignment=True)
+class _Section(Section, BaseModel):
+    """The sections of this file (BaseModel is named so that linters know what their defaults are)."""
 
 
 class LoraSettings(_Section):
@@ -51,33 +52,6 @@ class ModelConfig(_Section):
     device: str | None = None  # default: cuda if there is one
 
 
-class DataSource(_Section):
-    """One data file or folder read by one task."""
-
-    task: str  # built-in name, package/name, or file.py:Name
-    path: str
-    weight: float = Field(1.0, gt=0)  # share of prompts drawn from it, relative to the other sources
-    limit: int | None = Field(None, ge=1)  # first n samples only
-    params: dict[str, Any] = {}  # passed to the task: prompt, reward mode, weights, reader options
-
-
-class DataConfig(_Section):
-    """Training and held-out data."""
-
-    train: list[DataSource] = []
-    eval: list[DataSource] = []
-    on_error: Literal["raise", "record"] = "raise"  # a broken row stops the run, or is listed in rejected.jsonl
-    min_pixels: int | None = Field(None, ge=1)  # picture budget handed to the processor
-    max_pixels: int | None = Field(None, ge=1)
-    prompt_cache_gib: float = Field(1.0, ge=0)  # encoded prompts kept in memory
-
-    @model_validator(mode="after")
-    def _budget(self) -> DataConfig:
-        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
-            raise ValueError(f"data.min_pixels ({self.min_pixels}) cannot exceed data.max_pixels ({self.max_pixels})")
-        return self
-
-
 class RolloutConfig(_Section):
     """Sampling."""
 
@@ -89,6 +63,11 @@ class RolloutConfig(_Section):
     batch_tokens: int = Field(65536, ge=1)  # most KV-cache slots (rows x length) held at once
 
 
+ADVANTAGE_SCALES = {"grpo": ("std", "none", "batch", "ema"), "rloo": ("none", "batch"), "opo": ("none", "batch"),
+                    "pass_k": ("std",)}
+"""Which advantage_scale each estimator is defined with."""
+
+
 class KLConfig(_Section):
     """KL penalty against the starting policy (adapter-off for LoRA)."""
 
@@ -96,10 +75,27 @@ class KLConfig(_Section):
     estimator: Literal["k1", "k2", "k3"] = "k3"
 
 
+class EMAConfig(_Section):
+    """EMA-GRPO (OneThinker, arXiv 2512.03043): one running standard deviation per task; used with advantage_scale ema."""
+
+    decay: float = Field(0.99, ge=0, lt=1)
+    min_std: float = Field(1e-3, gt=0)
+    limit: float = Field(5.0, gt=0)  # a group with any larger |advantage| is divided by its own std instead
+    by: Literal["task", "source"] = "task"
+
+
 class AlgorithmConfig(_Section):
     """GRPO and its published variants; formulas in mmrl/algorithms."""
 
-    advantage_scale: Literal["std", "none"] = "std"  # none: Dr.GRPO
+    advantage: Literal["grpo", "rloo", "opo", "pass_k"] = "grpo"  # what a reward is compared with; see ADVANTAGE_SCALES
+    advantage_scale: Literal["std", "none", "batch", "ema"] = "std"
+    # ^ none: Dr.GRPO; batch: by the std over the step (REINFORCE++ baseline); ema: by the task's running std (EMA-GRPO)
+    ema: EMAConfig = EMAConfig()
+    aggregation: Literal["plain", "gdpo"] = "plain"  # of reward parts; gdpo: each normalised in its group before the sum
+    difficulty: Literal["none", "univg_exp", "univg_power", "univg_log", "dgrpo"] = "none"
+    # ^ multiplies a group's advantages by a weight that falls with its mean accuracy (mmrl/algorithms/difficulty.py)
+    difficulty_power: float = Field(1.0, ge=0)  # w of univg_power
+    difficulty_temperature: float = Field(2.0, gt=0)  # T of dgrpo
     aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
     importance: Literal["token", "sequence"] = "token"  # sequence: GSPO
     clip_low: float = Field(0.2, ge=0)
@@ -167,6 +163,7 @@ class TrainConfig(_Section):
     save_every: int = Field(50, ge=0)  # steps; 0: only at the end
     keep_last: int = Field(2, ge=1)
     log_rollouts: int = Field(2, ge=0)  # groups written to rollouts/ per step
+    log_reflection: bool = False  # shares of completions with reflection words (wait, re-check ..), per source
     tensorboard: bool = False
     wandb: bool = False
 
@@ -194,6 +191,7 @@ class RunConfig(_Section):
         if self.rollout.group_size == 1:
             raise ValueError("rollout.group_size must be at least 2: a group of one has nothing to be compared with, so its "
                              "advantage is 0 and it never has signal")
+        self._check_advantages()
         if a.minibatches > self.train.prompts_per_step:
             raise ValueError(f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
                              f"({self.train.prompts_per_step})")
@@ -204,6 +202,19 @@ class RunConfig(_Section):
         except ConfigError as error:
             raise ValueError(f"algorithm: {error}") from error
         return self
+
+    def _check_advantages(self) -> None:
+        a = self.algorithm
+        fitting = ADVANTAGE_SCALES[a.advantage]
+        if a.advantage_scale not in fitting:
+            raise ValueError(f"algorithm.advantage {a.advantage} is defined with algorithm.advantage_scale "
+                             f"{' or '.join(fitting)}, found {a.advantage_scale}")
+        if a.aggregation == "gdpo" and (a.advantage, a.advantage_scale) != ("grpo", "std"):
+            raise ValueError("algorithm.aggregation gdpo normalises by itself: it needs advantage grpo and advantage_scale std, "
+                             f"found {a.advantage} and {a.advantage_scale}")
+        if self.data.selection.kind != "none" and not a.dynamic_sampling:
+            raise ValueError(f"data.selection {self.data.selection.kind} replaces groups: it needs algorithm.dynamic_sampling "
+                             "true (max_rounds: 1 only filters)")
 
     def _build_algorithm_settings(self) -> None:
         """Settings of loss and sampler have rules of their own: a run must break them here, not after loading a model."""

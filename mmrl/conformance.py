@@ -54,7 +54,8 @@ class Finding:
 class Conformance:
     """What `mmrl tasks check` found; `tokens` are prompt lengths in tokens, media included (min, median, max).
 
-    `lowest_gold` is the lowest score of a gold answer per coordinate frame: what rounding of coordinates costs.
+    `lowest_gold` is the lowest score of a gold answer per coordinate frame; with `rounds` it is what rounding of
+    coordinates costs.
     """
 
     task: str
@@ -65,6 +66,8 @@ class Conformance:
     findings: list[Finding] = field(default_factory=list)
     tokens: dict[str, float] = field(default_factory=dict)
     lowest_gold: dict[str, float] = field(default_factory=dict)
+    rounds: bool = False
+    skipped: dict[str, int] = field(default_factory=dict)  # rows left out on request, by reason
     pictures: list[str] = field(default_factory=list)
 
     @property
@@ -159,7 +162,7 @@ def check_task(spec: str, data: str | Path | None = None, *, model: str | None =
                 bench = Bench(spec, settings, path, limit, task, samples, encoder, scorer)
                 _encode(bench, result)
                 result.findings += [_run(check, bench) for check in CHECKS]
-            result.lowest_gold = dict(bench.lowest_gold)
+            result.lowest_gold, result.rounds = dict(bench.lowest_gold), bench.rounds
             result.pictures = _draw(bench, folder)
     write_json(folder / "conformance.json", {**asdict(result), "ok": result.ok})
     return result
@@ -174,7 +177,7 @@ def _load(task: Task, path: str, limit: int, result: Conformance) -> list[Sample
         problems = [] if samples else [f"no samples in {path}"]
     except Exception as error:  # the task's own code: whatever it raises is the finding
         problems = [f"{type(error).__name__}: {error}"]
-    result.samples, result.rejected = len(samples), len(task.rejected)
+    result.samples, result.rejected, result.skipped = len(samples), len(task.rejected), dict(task.skipped)
     result.findings.append(_finding(check, problems))
     return [] if problems else samples
 
@@ -216,15 +219,23 @@ def _finding(check: Check, problems: list[str]) -> Finding:
                    len(problems))
 
 
+def _in_turns(bench: Bench) -> list[Sample]:
+    """Usable samples, one of each task after the other, so that a mixed file shows them all."""
+    by_task: dict[str, list[Sample]] = {}
+    for sample, _ in bench.usable:
+        by_task.setdefault(sample.task, []).append(sample)
+    return [sample for turn in itertools.zip_longest(*by_task.values()) for sample in turn if sample is not None]
+
+
 def _draw(bench: Bench, folder: Path) -> list[str]:
     """Pictures of gold and wrong answers in the frame the model emits; samples that cannot be drawn are left out."""
     frame = bench.encoder.template.frame
     paths: list[str] = []
     answers = {(label, id(job.sample)): (job.text, score) for label, job, score in bench.scored
                if label in ("gold", "wrong") and job.ctx.frame is frame and job.ctx.progress == 1}
-    for sample, _ in bench.usable:
+    for sample in _in_turns(bench):
         gold, wrong = answers.get(("gold", id(sample))), answers.get(("wrong", id(sample)))
-        if len(paths) < _PICTURES and sample.images and gold and wrong:
+        if len(paths) < _PICTURES and gold and wrong:
             target = folder / f"check_{len(paths):02d}.png"
             with contextlib.suppress(MediaError):  # already a finding of the encoding check
                 draw_check(sample, gold[0], wrong[0], gold[1].detail, wrong[1].detail, target)

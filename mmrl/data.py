@@ -1,35 +1,42 @@
 """Data sources of a run and the endless, seeded, resumable stream of prompts drawn from them.
 
-The order depends only on (seed, draw number), so two processes or a resumed run see the same samples.
+The order depends only on (seed, curriculum stage, draw number), so two processes or a resumed run see the same samples.
+What is drawn with which probability in which stage is decided in mmrl.curriculum.
 """
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmrl.config import DataSource
+from mmrl.config import CurriculumStage, DataSource, RunConfig
+from mmrl.curriculum import Plan
 from mmrl.errors import DataError
+from mmrl.pass_rates import filter_by_rate, read_pass_rates
 from mmrl.registry import task_from_spec
 from mmrl.task import Task
 from mmrl.types import Sample
 
-__all__ = ["LoadedSource", "PromptStream", "load_sources", "write_rejected"]
+__all__ = ["LoadedSource", "PromptStream", "load_sources", "prompt_stream", "skipped_report", "write_rejected", "write_skipped"]
 
 
 @dataclass(frozen=True)
 class LoadedSource:
-    """One data source: its task, its samples, its share of the draws, and rows that could not be used."""
+    """One data source: its task, its samples, its share of the draws, rows that could not be used (`rejected`) and those
+    left out on request, counted by reason (`skipped`): by the reader, by the pass-rate filter."""
 
     config: DataSource
     task: Task
     samples: tuple[Sample, ...]
     rejected: tuple[Any, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    pass_rates: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by (source name, sample id)
 
 
 def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise", where: str = "data.train") -> list[LoadedSource]:
@@ -46,16 +53,23 @@ def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise", wher
             raise DataError(f"expected data at {config.path}, found nothing; check {key}")
         task = task_from_spec(config.task, config.params)
         task.on_error = on_error
-        samples = tuple(task.load(config.path))[: config.limit]
+        samples, skipped, rates = tuple(task.load(config.path)), Counter(task.skipped), {}
+        if config.pass_rate is not None:
+            rates = read_pass_rates(config.pass_rate)
+            samples, dropped = filter_by_rate(samples, rates, config.pass_rate)
+            skipped += dropped
+        samples = samples[: config.limit]
         if not samples:
-            raise DataError(f"{config.path}: expected at least one usable sample, found none")
+            left_out = ", ".join(f"{n} {reason}" for reason, n in sorted(skipped.items()))
+            raise DataError(f"{config.path}: expected at least one usable sample, found none"
+                            + (f"; left out: {left_out}" if left_out else ""))
         for sample in samples:
             key = f"{sample.source}/{sample.id}"
             if key in seen:
                 raise DataError(f"{config.path}: sample id '{sample.id}' of source '{sample.source}' is already used in "
                                 f"{seen[key]}; ids must be unique per source")
             seen[key] = config.path
-        loaded.append(LoadedSource(config, task, samples, tuple(task.rejected)))
+        loaded.append(LoadedSource(config, task, samples, tuple(task.rejected), dict(sorted(skipped.items())), rates))
     return loaded
 
 
@@ -68,6 +82,19 @@ def write_rejected(sources: Sequence[LoadedSource], path: Path) -> int:
     return len(rows)
 
 
+def skipped_report(sources: Sequence[LoadedSource]) -> list[dict[str, Any]]:
+    """Per data source: samples kept (by source name), rows skipped by reason, rows rejected."""
+    return [{"path": s.config.path, "task": s.config.task, "kept": len(s.samples),
+             "by_source": dict(sorted(Counter(x.source for x in s.samples).items())), "skipped": dict(s.skipped),
+             "rejected": len(s.rejected)} for s in sources]
+
+
+def write_skipped(sources: Sequence[LoadedSource], path: Path) -> dict[str, int]:
+    """Write `skipped_report` as JSON; returns the rows skipped by reason over all sources."""
+    path.write_text(json.dumps(skipped_report(sources), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return dict(sorted(sum((Counter(s.skipped) for s in sources), Counter()).items()))
+
+
 def _digest(samples: Sequence[Sample]) -> str:
     """'<count> samples, <hash of ids, questions, answers and pictures' paths>'."""
     digest = hashlib.blake2b(digest_size=8)
@@ -77,54 +104,86 @@ def _digest(samples: Sequence[Sample]) -> str:
 
 
 class PromptStream:
-    """Endless draws: a source by weight, then its next sample in a shuffled order renewed every epoch."""
+    """Endless draws: a pool of the current stage by its probability, then its next sample in an order renewed every epoch."""
 
-    def __init__(self, sources: Sequence[LoadedSource], seed: int) -> None:
+    def __init__(self, sources: Sequence[LoadedSource], seed: int, *, balance: str = "weights",
+                 curriculum: Sequence[CurriculumStage] = ()) -> None:
         if not sources:
             raise DataError("expected at least one entry in data.train, found none")
         self.sources, self.seed = list(sources), seed
-        weights = np.array([s.config.weight for s in sources], dtype=np.float64)
-        self._cumulative = np.cumsum(weights / weights.sum())
+        self.plan = Plan(self.sources, balance, curriculum)
+        self.stage = 0
         self._order: dict[tuple[int, int], np.ndarray] = {}
         self.draws = 0
-        self.taken = [0] * len(self.sources)
+        self.taken = [0] * len(self.plan.pools)
         self._digests = [_digest(s.samples) for s in self.sources]
         self._by_id = {(x.source, x.id): (x, s) for s in self.sources for x in s.samples}
+        self._allowed: tuple[int, frozenset[tuple[str, str]]] | None = None  # of the stage with that number
 
     def find(self, source: str, sample_id: str) -> tuple[Sample, Task]:
         """The sample of that source and id, with its task."""
         sample, loaded = self._by_id[source, sample_id]
         return sample, loaded.task
 
+    def begin_step(self, step: int, total_steps: int) -> bool:
+        """Enter the curriculum stage of `step`; True when it is another one than before."""
+        before, self.stage = self.stage, self.plan.stage_at(step, total_steps)
+        return self.stage != before
+
+    def allows(self, source: str, sample_id: str) -> bool:
+        """Whether the current stage may draw that sample."""
+        if len(self.plan.stages) == 1:
+            return True
+        if self._allowed is None or self._allowed[0] != self.stage:
+            pools = [self.plan.pools[number] for number in self.plan.stages[self.stage].pools]
+            samples = [self.sources[pool.entry].samples[p] for pool in pools for p in pool.positions]
+            self._allowed = (self.stage, frozenset((s.source, s.id) for s in samples))
+        return (source, sample_id) in self._allowed[1]
+
     def draw(self) -> tuple[Sample, Task]:
         """The next (sample, its task)."""
+        stage = self.plan.stages[self.stage]
         u = np.random.default_rng((self.seed, 11, self.draws)).random()
-        index = min(int(np.searchsorted(self._cumulative, u, side="right")), len(self.sources) - 1)
+        number = stage.pools[min(int(np.searchsorted(stage.cumulative, u, side="right")), len(stage.pools) - 1)]
         self.draws += 1
-        source = self.sources[index]
-        epoch, position = divmod(self.taken[index], len(source.samples))
-        self.taken[index] += 1
-        return source.samples[self._permutation(index, epoch)[position]], source.task
+        pool = self.plan.pools[number]
+        epoch, position = divmod(self.taken[number], len(pool.positions))
+        self.taken[number] += 1
+        source = self.sources[pool.entry]
+        return source.samples[pool.positions[self._permutation(number, epoch)[position]]], source.task
 
-    def _permutation(self, index: int, epoch: int) -> np.ndarray:
-        if (index, epoch) not in self._order:
-            for key in [k for k in self._order if k[0] == index]:
+    def _permutation(self, number: int, epoch: int) -> np.ndarray:
+        if (number, epoch) not in self._order:
+            for key in [k for k in self._order if k[0] == number]:
                 del self._order[key]
-            rng = np.random.default_rng((self.seed, 13, index, epoch))
-            self._order[index, epoch] = rng.permutation(len(self.sources[index].samples))
-        return self._order[index, epoch]
+            pool = self.plan.pools[number]
+            rng = np.random.default_rng((self.seed, 13, pool.seed[0], epoch, *pool.seed[1:]))
+            self._order[number, epoch] = rng.permutation(len(pool.positions))
+        return self._order[number, epoch]
 
     def epochs(self) -> list[float]:
-        """Passes over each source so far."""
-        return [t / len(s.samples) for t, s in zip(self.taken, self.sources, strict=True)]
+        """Samples drawn from each source so far, in passes over it."""
+        drawn = [0] * len(self.sources)
+        for pool, taken in zip(self.plan.pools, self.taken, strict=True):
+            drawn[pool.entry] += taken
+        return [n / len(s.samples) for n, s in zip(drawn, self.sources, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able position of the stream."""
-        return {"draws": self.draws, "taken": list(self.taken), "data": self._digests}
+        return {"draws": self.draws, "taken": list(self.taken), "stage": self.stage, "data": self._digests}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved position. Raises DataError when the data changed since."""
+        """Continue from a saved position. Raises DataError when the data or its pools changed since."""
         if state["data"] != self._digests:
             raise DataError(f"cannot resume: the data changed since the checkpoint was written (was {state['data']}, now "
                             f"{self._digests}); restore the files or start a new run")
-        self.draws, self.taken = state["draws"], list(state["taken"])
+        if len(state["taken"]) != len(self.taken):
+            raise DataError(f"cannot resume: the checkpoint draws from {len(state['taken'])} pools of samples, now there are "
+                            f"{len(self.taken)} (data.balance, data.curriculum or its pass rates changed); restore them or "
+                            "start a new run")
+        self.draws, self.taken, self.stage = state["draws"], list(state["taken"]), state.get("stage", 0)
+
+
+def prompt_stream(config: RunConfig, sources: Sequence[LoadedSource]) -> PromptStream:
+    """The stream of a run. Raises ConfigError for a curriculum that does not fit its data."""
+    return PromptStream(sources, config.seed, balance=config.data.balance, curriculum=config.data.curriculum)

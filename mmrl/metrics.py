@@ -4,6 +4,7 @@ Every mean keeps failures in its denominator: a completion that could not be par
 """
 from __future__ import annotations
 
+import re
 import resource
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,27 +13,40 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmrl.algorithms import has_signal
 from mmrl.schedule import StepTally, score_of
 from mmrl.scoring import is_reward_failure
-from mmrl.types import Group, StopReason
-from mmrl.update import UpdateResult
+from mmrl.types import Group, Score, StopReason
+from mmrl.update import SourceStats, UpdateResult
 
-__all__ = ["completion_records", "peak_memory_gib", "step_metrics"]
+__all__ = ["REFLECTION_WORDS", "completion_records", "peak_memory_gib", "step_metrics"]
 
 
-def completion_records(groups: Iterable[Group]) -> list[dict[str, Any]]:
-    """One small picklable record per completion, in order of group key."""
+REFLECTION_WORDS = ("re-check", "re-evaluate", "re-examine", "re-think", "recheck", "reevaluate", "reexamine", "reevaluation",
+                    "rethink", "check again", "think again", "try again", "verify", "wait", "yet")
+"""The 15 words by which V-Triune counts completions that reflect on their own answer."""
+_REFLECTION = re.compile(r"\b(?:" + "|".join(map(re.escape, REFLECTION_WORDS)) + r")\b", re.IGNORECASE)
+
+
+def completion_records(groups: Iterable[Group], *, reflection: bool = False) -> list[dict[str, Any]]:
+    """One small picklable record per completion, in order of group key; `reflection` searches it for reflection words."""
     records = []
     for group in sorted(groups, key=lambda g: g.key):
         for trajectory in group.trajectories:
             score, turn = score_of(trajectory), trajectory.turns[-1]
             records.append({
-                "key": group.key, "source": group.sample.source, "id": group.sample.id, "value": score.value,
-                "parts": dict(score.parts),
+                "key": group.key, "source": group.sample.source, "task": group.sample.task, "id": group.sample.id,
+                "value": score.value, "parts": dict(score.parts),
                 "metrics": dict(score.metrics), "parsed": score.parsed, "reason": score.reason,
-                "broken": is_reward_failure(score),
-                "length": trajectory.num_tokens, "clipped": turn.stop is StopReason.LENGTH})
+                "broken": is_reward_failure(score), "right": _is_right(score),
+                "length": trajectory.num_tokens, "clipped": turn.stop is StopReason.LENGTH,
+                **({"reflects": _REFLECTION.search(turn.text) is not None} if reflection else {})})
     return records
+
+
+def _is_right(score: Score) -> bool:
+    """The task's own verdict (metric 'correct') when it has one, else a value above 0.5."""
+    return score.metrics["correct"] >= 0.5 if "correct" in score.metrics else score.value > 0.5
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -40,18 +54,19 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _one_source(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    right, wrong = ([r for r in records if r["right"] is verdict] for verdict in (True, False))
     out: dict[str, float | None] = {
         "reward/mean": _mean([r["value"] for r in records]), "reward/std": float(np.std([r["value"] for r in records])),
         "parse_rate": _mean([r["parsed"] for r in records]), "length/mean": _mean([r["length"] for r in records]),
-        "length/right": _mean([r["length"] for r in records if r["value"] > 0.5]),
-        "length/wrong": _mean([r["length"] for r in records if r["value"] <= 0.5]),
+        "length/right": _mean([r["length"] for r in right]), "length/wrong": _mean([r["length"] for r in wrong]),
         "length/clipped": _mean([r["length"] for r in records if r["clipped"]]),
-        "clipped_share": _mean([r["clipped"] for r in records])}
+        "clipped_share": _mean([r["clipped"] for r in records]),
+        "clipped_share/right": _mean([r["clipped"] for r in right]),
+        "clipped_share/wrong": _mean([r["clipped"] for r in wrong]),
+        "zero_variance_share": _zero_variance(records)}
+    out.update(_reflection(records))
     out.update(_detection(records))
-    names = {(kind, name) for r in records for kind in ("parts", "metrics") for name in r[kind]}
-    for kind, name in sorted(names):
-        label = f"reward/part/{name}" if kind == "parts" else name
-        out[label] = _mean([r[kind].get(name, 0.0) for r in records])
+    out.update(_measured(records))
     reasons: dict[str, int] = defaultdict(int)
     for record in records:
         if record["reason"]:
@@ -60,18 +75,71 @@ def _one_source(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     return out
 
 
+def _kind(record: dict[str, Any]) -> tuple[str, str]:
+    """Source and task: one source may hold samples of several tasks, each with metrics of its own."""
+    return record["source"], record["task"]
+
+
+def _measured(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Mean of each reward part and metric over the completions of the sources and tasks that measure it.
+
+    A failure without it counts as 0 there; other tasks neither have it nor dilute it.
+    """
+    owners: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
+    for record in records:
+        for kind in ("parts", "metrics"):
+            for name in record[kind]:
+                owners[kind, name].add(_kind(record))
+    return {f"reward/part/{name}" if kind == "parts" else name:
+            _mean([r[kind].get(name, 0.0) for r in records if _kind(r) in owners[kind, name]])
+            for kind, name in sorted(owners)}
+
+
+def _zero_variance(records: Sequence[dict[str, Any]]) -> float | None:
+    """Share of groups whose rewards are all equal."""
+    groups: dict[Any, list[float]] = defaultdict(list)
+    for record in records:
+        groups[record["key"]].append(record["value"])
+    return _mean([not has_signal(values) for values in groups.values()])
+
+
+def _reflection(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Shares of completions with reflection words (all, right, wrong), and shares of right ones with and without them."""
+    if not records or "reflects" not in records[0]:
+        return {}
+
+    def share(name: str, of: str, value: bool) -> float | None:
+        return _mean([r[name] for r in records if r[of] is value])
+
+    return {"reflection/share": _mean([r["reflects"] for r in records]),
+            "reflection/share/right": share("reflects", "right", True),
+            "reflection/share/wrong": share("reflects", "right", False),
+            "reflection/right/with": share("right", "reflects", True),
+            "reflection/right/without": share("right", "reflects", False)}
+
+
 def _detection(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """precision@0.5 = right / parsed and recall@0.5 = right / all, where right means IoU >= 0.5 (one object per picture).
 
-    Over the sources that measure acc@0.5; a completion of theirs whose reward failed has no metrics and counts as missed.
-    Precision is None when nothing was parsed.
+    Over the sources and tasks that measure acc@0.5; a completion of theirs whose reward failed has no metrics and counts
+    as missed. Precision is None when nothing was parsed.
     """
-    sources = {r["source"] for r in records if "acc@0.5" in r["metrics"]}
-    rows = [r for r in records if r["source"] in sources]
+    kinds = {_kind(r) for r in records if "acc@0.5" in r["metrics"]}
+    rows = [r for r in records if _kind(r) in kinds]
     if not rows:
         return {}
     right, parsed = sum(r["metrics"].get("acc@0.5", 0.0) for r in rows), sum(r["parsed"] for r in rows)
     return {"precision@0.5": right / parsed if parsed else None, "recall@0.5": right / len(rows)}
+
+
+def _trained(stats: SourceStats) -> dict[str, float | None]:
+    """What the update measured on the tokens it trained on: KL, clip fractions, sampler-trainer gap, entropy."""
+    means = stats.stats.means()
+    return {"kl": means["kl_ref"], "kl_step": means["approx_kl"], "ratio": means["ratio"], "clip/low": means["clip_low"],
+            "clip/high": means["clip_high"], "clip/dual": means["dual_clip"], "clip/clamped": means["clamped"],
+            "logprob_gap/mean": stats.gap_sum / stats.gap_tokens if stats.gap_tokens else None,
+            "logprob_gap/max": stats.gap_max if stats.gap_tokens else None,
+            "entropy": stats.entropy / stats.entropy_tokens if stats.entropy_tokens else None}
 
 
 def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: UpdateResult,
@@ -85,24 +153,17 @@ def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: Up
         row.update({f"train/{k}": v for k, v in _one_source(records).items()})
         for source, rows in sorted(by_source.items()):
             row.update({f"train/{source}/{k}": v for k, v in _one_source(rows).items()})
-    for source, (total, tokens) in sorted(update.entropy.items()):
-        row[f"train/{source}/entropy"] = total / max(1.0, tokens)
-    entropy_tokens = sum(t for _, t in update.entropy.values())
-    row["train/entropy"] = sum(e for e, _ in update.entropy.values()) / entropy_tokens if entropy_tokens else None
-    means = update.stats.means()
-    row.update({"train/kl": means["kl_ref"], "train/kl_step": means["approx_kl"], "train/ratio": means["ratio"],
-                "train/clip/low": means["clip_low"], "train/clip/high": means["clip_high"],
-                "train/clip/dual": means["dual_clip"], "train/clip/clamped": means["clamped"],
-                "train/loss": update.stats.policy_loss / update.denominator if update.denominator else None,
-                "train/grad_norm": _mean(update.grad_norms), "train/lr": update.lr,
-                "train/logprob_gap/mean": update.gap_sum / update.gap_tokens if update.gap_tokens else None,
-                "train/logprob_gap/max": update.gap_max if update.gap_tokens else None})
+    for source, stats in sorted(update.sources.items()):
+        row.update({f"train/{source}/{k}": v for k, v in _trained(stats).items()})
+    total = update.total
+    row.update({f"train/{k}": v for k, v in _trained(total).items()})
+    row.update({"train/loss": total.stats.policy_loss / update.denominator if update.denominator else None,
+                "train/grad_norm": _mean(update.grad_norms), "train/lr": update.lr, **update.credit, **tally.notes})
     if tally.report is not None:
         row.update({f"train/groups/{name}": count for name, count in tally.report.counts.items()})
         row["train/groups/unfilled"], row["train/groups/waiting"] = tally.report.unfilled, tally.report.queue
         for source, counts in tally.report.by_source.items():
-            row.update({f"train/{source}/groups/{name}": counts[name]
-                        for name in ("asked", "kept", "no_signal", "failed")})
+            row.update({f"train/{source}/groups/{name}": count for name, count in counts.items()})
     tokens = tally.rollout_tokens + tally.prompt_tokens
     row.update({f"time/{name}": value for name, value in seconds.items()})
     row["speed/tokens_per_s"] = tokens / seconds["total"] if seconds.get("total") else None

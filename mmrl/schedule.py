@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,24 +17,29 @@ from mmrl.algorithms import (
     DynamicSampler,
     OverlongSettings,
     SamplerSettings,
+    SelectionSettings,
     StepReport,
     Ticket,
+    VarianceSelection,
     Verdict,
+    has_signal,
     overlong_penalty,
 )
 from mmrl.config import DataSource, RunConfig
-from mmrl.data import LoadedSource, PromptStream
+from mmrl.data import LoadedSource, prompt_stream
 from mmrl.errors import DataError, MediaError
 from mmrl.policy.encode import fingerprint
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
-from mmrl.scoring import ScoreJob, Scorer, is_reward_failure
+from mmrl.scoring import ScoreJob, Scorer, is_reward_failure, judge_of
 from mmrl.task import Task
 from mmrl.types import Group, ImageSize, RewardContext, Score, StopReason, Trajectory
 from mmrl.world import World
 
-__all__ = ["SerialSchedule", "StepTally", "group_outcome", "sampling_settings", "score_of", "score_origin", "training_rewards",
-           "usable"]
+__all__ = ["GroupOutcome", "SerialSchedule", "StepTally", "group_outcome", "sampling_settings", "score_of", "score_origin",
+           "training_parts", "training_rewards", "usable"]
+
+T = TypeVar("T")
 
 
 def sampling_settings(config: RunConfig) -> SamplingSettings:
@@ -43,18 +48,39 @@ def sampling_settings(config: RunConfig) -> SamplingSettings:
     return SamplingSettings(r.temperature, r.top_p, r.top_k, r.max_new_tokens, r.batch_tokens)
 
 
+def _overlong_penalties(group: Group, config: RunConfig) -> list[float]:
+    settings = OverlongSettings(mode="soft", max_length=config.rollout.max_new_tokens, cache=config.algorithm.overlong_buffer)
+    return [overlong_penalty(t.num_tokens, settings) for t in group.trajectories]
+
+
+def _shuffled(values: Sequence[T], group: Group, config: RunConfig) -> list[T]:
+    """The control experiment's permutation of a group (reward.shuffle), or the values as they are."""
+    if not config.reward.shuffle:
+        return list(values)
+    return [values[i] for i in np.random.default_rng((config.seed, 17, *group.key)).permutation(len(values))]
+
+
 def training_rewards(group: Group, config: RunConfig) -> list[float]:
     """The rewards advantages are made of: score, plus the soft overlong penalty, permuted in the control experiment."""
     a = config.algorithm
     rewards = list(group.rewards_G)
     if a.overlong == "soft":
-        settings = OverlongSettings(mode="soft", max_length=config.rollout.max_new_tokens, cache=a.overlong_buffer)
-        rewards = [r + a.overlong_weight * overlong_penalty(t.num_tokens, settings)
-                   for r, t in zip(rewards, group.trajectories, strict=True)]
-    if config.reward.shuffle:
-        order = np.random.default_rng((config.seed, 17, *group.key)).permutation(len(rewards))
-        rewards = [rewards[i] for i in order]
-    return rewards
+        rewards = [r + a.overlong_weight * p for r, p in zip(rewards, _overlong_penalties(group, config), strict=True)]
+    return _shuffled(rewards, group, config)
+
+
+def training_parts(group: Group, config: RunConfig) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """What `training_rewards` sums up: (parts, weights) per trajectory; the soft overlong penalty is one more part."""
+    a = config.algorithm
+    scores = [score_of(t) for t in group.trajectories]
+    parts, weights = [dict(s.parts) for s in scores], [dict(s.weights) for s in scores]
+    if a.overlong == "soft":
+        for table, weight, penalty in zip(parts, weights, _overlong_penalties(group, config), strict=True):
+            table["overlong"] = penalty
+            if any(weight.values()):
+                weight["overlong"] = a.overlong_weight
+    order = _shuffled(range(len(parts)), group, config)
+    return [parts[i] for i in order], [weights[i] for i in order]
 
 
 def score_origin(source: DataSource, images: Sequence[ImageSize]) -> dict[str, Any]:
@@ -68,12 +94,29 @@ def usable(group: Group) -> list[bool]:
     return [t.score is not None and not is_reward_failure(t.score) for t in group.trajectories]
 
 
-def group_outcome(group: Group, config: RunConfig) -> list[float] | None:
-    """The usable training rewards of a closed group; None when it failed or has fewer than two of them."""
+class GroupOutcome(NamedTuple):
+    """What every process needs to know of a closed group to decide whether it is trained on."""
+
+    key: tuple[int, int, int]
+    rewards: list[float] | None  # usable training rewards; None when it failed or has fewer than two of them
+    low: float = 0.0  # range of its task's rewards
+    high: float = 1.0
+    signal: bool | None = None  # None: the rewards themselves tell
+
+
+def group_outcome(group: Group, config: RunConfig, task: Task) -> GroupOutcome:
+    """The outcome of a closed group. With GDPO a group has signal when any weighted reward part differs inside it."""
     if group.error is not None:
-        return None
-    rewards = [r for r, good in zip(training_rewards(group, config), usable(group), strict=True) if good]
-    return rewards if len(rewards) > 1 else None
+        return GroupOutcome(group.key, None)
+    good_G, (low, high) = usable(group), judge_of(task, group.sample).value_range
+    if sum(good_G) < 2:
+        return GroupOutcome(group.key, None, low, high)
+    rewards = [r for r, good in zip(training_rewards(group, config), good_G, strict=True) if good]
+    if config.algorithm.aggregation != "gdpo":
+        return GroupOutcome(group.key, rewards, low, high)
+    parts, weights = ([x for x, good in zip(column, good_G, strict=True) if good] for column in training_parts(group, config))
+    names = {name for table in weights for name, weight in table.items() if weight}
+    return GroupOutcome(group.key, rewards, low, high, any(has_signal([t.get(n, 0.0) for t in parts]) for n in names))
 
 
 @dataclass
@@ -88,6 +131,7 @@ class StepTally:
     failures: list[dict[str, Any]] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)  # every closed group, also those not trained on
     origins: dict[tuple[int, int, int], dict[str, Any]] = field(default_factory=dict)  # by key: score_origin
+    notes: dict[str, float] = field(default_factory=dict)  # metrics of curriculum and selection, the same on all
 
 
 class SerialSchedule:
@@ -96,33 +140,62 @@ class SerialSchedule:
     def __init__(self, config: RunConfig, policy: Policy, engine: RolloutEngine, scorer: Scorer,
                  sources: Sequence[LoadedSource], world: World) -> None:
         self.config, self.policy, self.engine, self.scorer, self.world = config, policy, engine, scorer, world
-        self.stream = PromptStream(sources, config.seed)
+        self.stream = prompt_stream(config, sources)
         self._task_key = {id(s.task): i for i, s in enumerate(sources)}
         self._config_of = {id(s.task): s.config for s in sources}
-        a = config.algorithm
+        a, d = config.algorithm, config.data.selection
         self.sampler = DynamicSampler(SamplerSettings(
             quota=config.train.prompts_per_step, max_attempts=a.max_rounds if a.dynamic_sampling else 1,
             carry_share=a.carry_share if a.dynamic_sampling else 0.0))
+        self.selection = None if d.kind == "none" else VarianceSelection(SelectionSettings(
+            kind=d.kind, threshold=d.threshold, replay_share=d.replay_share, memory=d.memory, momentum=d.momentum, rest=d.rest))
         self.tally = StepTally()
 
     def groups(self, step: int) -> Iterator[Group]:
         """Closed, scored groups of `step` for this process; `self.tally` counts and times what was done."""
         self.tally = StepTally()
+        if self.stream.begin_step(step, self.config.train.steps):
+            self.sampler.retain(self.stream.allows)
         self.sampler.begin_step(step)
-        while tickets := self.sampler.ask(self._next):
+        if self.selection is not None:
+            self.selection.begin_step(step, self.config.train.prompts_per_step)
+        draw = self._next
+        while tickets := self.sampler.ask(draw):
+            draw = self._replacement
             local = [t for t in tickets if t.key[1] % self.world.size == self.world.rank]
             closed = self._close(local, step)
-            outcomes = [(g.key, group_outcome(g, self.config)) for g in closed]
-            verdicts = {key: self.sampler.offer(key, rewards) for key, rewards in sorted(self.world.gather(outcomes))}
+            outcomes = [group_outcome(g, self.config, self.stream.find(g.sample.source, g.sample.id)[1]) for g in closed]
+            asked = {t.key: t for t in tickets}
+            verdicts = {o.key: self._judge(o, asked[o.key]) for o in sorted(self.world.gather(outcomes), key=lambda o: o.key)}
             self.tally.groups += closed
             keep_all = not self.config.algorithm.dynamic_sampling
             yield from (g for g in closed if verdicts[g.key] is Verdict.KEPT or (
                 keep_all and verdicts[g.key] is not Verdict.FAILED))
         self.tally.report = self.sampler.end_step()
+        self.tally.notes = self._notes()
+
+    def _judge(self, outcome: GroupOutcome, ticket: Ticket) -> Verdict:
+        """Offer a group to the sampler, and to the selection when there is one; the same on every process."""
+        keep = outcome.signal
+        if self.selection is not None and outcome.rewards is not None:
+            strength = self.selection.strength(outcome.rewards, outcome.low, outcome.high)
+            self.selection.observe(ticket.source, ticket.sample_id, strength)
+            keep = self.selection.keeps(strength)
+        return self.sampler.offer(outcome.key, outcome.rewards, top=outcome.high, keep=keep)
 
     def _next(self) -> tuple[str, str]:
         sample, _ = self.stream.draw()
         return sample.source, sample.id
+
+    def _replacement(self) -> tuple[str, str]:
+        """A prompt for a place whose group was not kept: from the selection's memory if it has one, else from the stream."""
+        return (self.selection and self.selection.replay(self.stream.allows)) or self._next()
+
+    def _notes(self) -> dict[str, float]:
+        """Metrics of curriculum and selection for the step's row."""
+        staged = {"train/curriculum/stage": float(self.stream.stage)} if self.config.data.curriculum else {}
+        selected = self.selection.metrics() if self.selection is not None else {}
+        return {**staged, **{f"train/selection/{k}": float(v) for k, v in selected.items()}}
 
     def _close(self, tickets: Sequence[Ticket], step: int) -> list[Group]:
         """Roll out and score the tickets; a prompt that cannot be encoded gives a group with an error."""
@@ -145,12 +218,12 @@ class SerialSchedule:
         completions = self.engine.generate(requests, sampling_settings(self.config)) if requests else []
         self.tally.rollout_s += time.perf_counter() - began
         began = time.perf_counter()
-        jobs = [ScoreJob(self._task_key[id(task)], group.sample, c.text,
-                         self.context(request.prompt.images, step, c.stop, len(c.token_ids)))
-                for (group, task), request, cs in zip(ready, requests, completions, strict=True) for c in cs]
-        scores = iter(self.scorer.score(jobs))
-        for (group, task), request, cs in zip(ready, requests, completions, strict=True):
-            groups.append(replace(group, trajectories=tuple(Trajectory((c,), next(scores)) for c in cs)))
+        jobs = [[ScoreJob(self._task_key[id(task)], group.sample, c.text,
+                          self.context(request.prompt.images, step, c.stop, len(c.token_ids))) for c in cs]
+                for (group, task), request, cs in zip(ready, requests, completions, strict=True)]
+        scored = self.scorer.score_groups(jobs)
+        for (group, task), request, cs, scores in zip(ready, requests, completions, scored, strict=True):
+            groups.append(replace(group, trajectories=tuple(Trajectory((c,), s) for c, s in zip(cs, scores, strict=True))))
             self.tally.origins[group.key] = score_origin(self._config_of[id(task)], request.prompt.images)
             self.tally.prompt_tokens += request.prompt.length
             self.tally.rollout_tokens += sum(len(c.token_ids) for c in cs)
@@ -163,13 +236,16 @@ class SerialSchedule:
                              self.config.rollout.max_new_tokens)
 
     def state_dict(self) -> dict[str, Any]:
-        """Stream position and carry-over queue, as JSON values."""
-        return {"stream": self.stream.state_dict(), "sampler": self.sampler.state_dict()}
+        """Stream position, carry-over queue and replay memory, as JSON values."""
+        return {"stream": self.stream.state_dict(), "sampler": self.sampler.state_dict(),
+                "selection": self.selection.state_dict() if self.selection is not None else None}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.stream.load_state_dict(state["stream"])
         self.sampler.load_state_dict(state["sampler"])
+        if self.selection is not None:
+            self.selection.load_state_dict(state["selection"])
 
 
 def score_of(trajectory: Trajectory) -> Score:

@@ -19,30 +19,44 @@ from mmrl.registry import task_from_spec
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
 
-__all__ = ["ScoreJob", "Scorer", "is_reward_failure", "score_one"]
+__all__ = ["ScoreJob", "Scorer", "is_reward_failure", "judge_of", "score_one"]
 
 _START_TIMEOUT_S = 300.0
+_FLUSH_S = 0.005  # scores travel together for so long: one message each would cost more than most rewards
 
 
 @dataclass(frozen=True)
 class ScoreJob:
-    """One completion to score: `key` names the task (index of its data source)."""
+    """One completion to score: `key` names the task (index of its data source).
+
+    With `peers`, the individual scores of its whole group, `task.score_in_group` is asked for the one at `place`.
+    """
 
     key: int
     sample: Sample
     text: str
     ctx: RewardContext
+    peers: tuple[Score, ...] | None = None
+    place: int = 0
+
+
+def judge_of(task: Task, sample: Sample) -> Task:
+    """The task that judges `sample`: a task of several members (`member(name)`, as tasks.mixed has) names it by the
+    sample's task, any other judges itself. Ranges, headline and group rewards are the judge's."""
+    member = getattr(task, "member", None)
+    return task if member is None else member(sample.task)
 
 
 def is_reward_failure(score: Score) -> bool:
-    """True when the reward itself failed (raised, hung, died, left [0, 1]), as opposed to a text it could not parse."""
+    """True when the reward itself failed (raised, hung, died, left its range), as opposed to a text it could not parse."""
     return (score.reason or "").startswith("reward_")
 
 
 def score_one(task: Task, job: ScoreJob) -> Score:
-    """task.score with every exception, non-finite or out-of-range value turned into a recorded failure."""
+    """The job's score with every exception, non-finite or out-of-range value turned into a recorded failure."""
     try:
-        score = task.score(job.sample, job.text, job.ctx)
+        score = task.score(job.sample, job.text, job.ctx) if job.peers is None else (
+            task.score_in_group(job.sample, job.peers, job.place))
         if not isinstance(score, Score):
             raise TypeError(f"expected a mmrl.Score, found {type(score).__name__}")
         return _checked(score, task.value_range)
@@ -67,7 +81,8 @@ def _checked(score: Score, value_range: tuple[float, float]) -> Score:
                    weights=weights, metrics=metrics)
 
 
-def _serve(connection: Connection, specs: Sequence[tuple[str, dict[str, Any]]]) -> None:
+def _serve(connection: Connection, progress: Any, specs: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """Score lists of jobs until None comes. `progress` holds the place of the job at hand in its list and when it began."""
     try:
         tasks = [task_from_spec(spec, params) for spec, params in specs]
     except BaseException as error:
@@ -75,13 +90,29 @@ def _serve(connection: Connection, specs: Sequence[tuple[str, dict[str, Any]]]) 
         raise
     connection.send(None)
     while (jobs := connection.recv()) is not None:
-        for job in jobs:
-            score = score_one(tasks[job.key], job)
+        done: list[Score] = []
+        flushed = time.monotonic()
+        for place, job in enumerate(jobs):
+            progress[:] = place, time.monotonic()
+            done.append(score_one(tasks[job.key], job))
+            if time.monotonic() - flushed > _FLUSH_S:
+                _send(connection, done, tasks, jobs[place + 1 - len(done):place + 1])
+                done, flushed = [], time.monotonic()
+        if done:
+            _send(connection, done, tasks, jobs[len(jobs) - len(done):])
+
+
+def _send(connection: Connection, scores: Sequence[Score], tasks: Sequence[Task], jobs: Sequence[ScoreJob]) -> None:
+    """Send scores together, or one by one where one of them cannot be sent."""
+    try:
+        connection.send(list(scores))  # pickles everything before it writes anything
+    except Exception:
+        for score, job in zip(scores, jobs, strict=True):
             try:
-                connection.send(score)  # pickles everything before it writes anything
+                connection.send([score])
             except Exception as error:
                 reason = f"reward_error: the score cannot be sent between processes: {type(error).__name__}: {error}"
-                connection.send(Score.failure(reason[:500], tasks[job.key].part_names))
+                connection.send([Score.failure(reason[:500], tasks[job.key].part_names)])
 
 
 class _Worker:
@@ -90,13 +121,13 @@ class _Worker:
     def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]]) -> None:
         self.specs = specs
         self.pending: list[int] = []
-        self.deadline = float("inf")
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")  # fork is unsafe beside torch threads
         self.connection, child = context.Pipe()
-        self.process = context.Process(target=_serve, args=(child, self.specs), daemon=True, name="mmrl-reward")
+        self.progress = context.RawArray("d", 2)
+        self.process = context.Process(target=_serve, args=(child, self.progress, self.specs), daemon=True, name="mmrl-reward")
         self.process.start()
         child.close()
         self.ready = False
@@ -118,15 +149,25 @@ class _Worker:
         self.connection.close()
         self._start()
 
-    def send(self, jobs: Mapping[int, ScoreJob], indices: list[int], timeout_s: float) -> None:
-        self.pending = list(indices)
+    def send(self, jobs: Mapping[int, ScoreJob], indices: list[int]) -> None:
+        self.pending, self.sent = list(indices), len(indices)
         if indices:
             if not self.process.is_alive():
                 self.restart()  # it died while idle, so no completion is to blame
             self.wait_ready()
+            self.progress[:] = 0, time.monotonic()
             with contextlib.suppress(OSError):  # it died just now: its closed pipe is noticed when the answer is read
                 self.connection.send([jobs[i] for i in indices])
-            self.deadline = time.monotonic() + timeout_s
+
+    @property
+    def began(self) -> float:
+        """When the job at hand began (the clock is the same in all processes)."""
+        return self.progress[1]
+
+    def culprit(self) -> int:
+        """Index of the job at hand; those before it may be finished without their scores having been sent."""
+        answered = self.sent - len(self.pending)
+        return self.pending[min(max(0, int(self.progress[0]) - answered), len(self.pending) - 1)]
 
     def close(self) -> None:
         if self.process.is_alive():
@@ -156,32 +197,49 @@ class Scorer:
         scores: dict[int, Score] = {}
         share = -(-len(jobs) // len(self._workers))
         for number, worker in enumerate(self._workers):
-            worker.send(table, list(range(number * share, min(len(jobs), (number + 1) * share))), self.timeout_s)
+            worker.send(table, list(range(number * share, min(len(jobs), (number + 1) * share))))
         while busy := [w for w in self._workers if w.pending]:
-            now = time.monotonic()
-            ready = wait([w.connection for w in busy], max(0.0, min(w.deadline for w in busy) - now))
+            deadline = min(w.began for w in busy) + self.timeout_s
+            ready = wait([w.connection for w in busy], max(0.0, deadline - time.monotonic()))
             for worker in busy:
                 if worker.connection in ready:
                     self._receive(worker, table, scores)
-                elif time.monotonic() >= worker.deadline and not worker.connection.poll():  # restarts take time
+                elif time.monotonic() >= worker.began + self.timeout_s and not worker.connection.poll():  # restarts take time
                     self._fail(worker, table, scores, f"reward_timeout: no answer within {self.timeout_s:g} s")
         return [scores[i] for i in range(len(jobs))]
 
+    def score_groups(self, groups: Sequence[Sequence[ScoreJob]]) -> list[list[Score]]:
+        """Scores of groups of completions of one prompt each, in order.
+
+        First every completion by itself; then, for tasks with `in_group`, `task.score_in_group` for each of them with the
+        individual scores of its whole group, under the same deadline. A completion whose own reward failed stays failed.
+        """
+        flat = iter(self.score([job for group in groups for job in group]))
+        scores = [[next(flat) for _ in group] for group in groups]
+        places = [(g, i) for g, group in enumerate(groups) for i, job in enumerate(group)
+                  if judge_of(self.tasks[job.key], job.sample).in_group and not is_reward_failure(scores[g][i])]
+        jobs = [replace(groups[g][i], peers=tuple(scores[g]), place=i) for g, i in places]
+        final = [list(group) for group in scores]
+        for (g, i), score in zip(places, self.score(jobs) if jobs else [], strict=True):
+            final[g][i] = score
+        return final
+
     def _receive(self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score]) -> None:
         try:
-            score = worker.connection.recv()
+            received = worker.connection.recv()
         except (EOFError, OSError):
             worker.process.join(5)
             self._fail(worker, table, scores, f"reward_crash: the process died (exit code {worker.process.exitcode})")
             return
-        scores[worker.pending.pop(0)] = score
-        worker.deadline = time.monotonic() + self.timeout_s
+        for score in received:
+            scores[worker.pending.pop(0)] = score
 
     def _fail(self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score], reason: str) -> None:
-        index, *rest = worker.pending
+        index = worker.culprit()
+        rest = [i for i in worker.pending if i != index]  # scores that were computed but not sent are computed again
         scores[index] = Score.failure(reason, self.tasks[table[index].key].part_names)
         worker.restart()
-        worker.send(table, rest, self.timeout_s)
+        worker.send(table, rest)
 
     def close(self) -> None:
         """End the worker processes."""

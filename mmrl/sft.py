@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mmrl.config import RunConfig
-from mmrl.data import PromptStream, load_sources
+from mmrl.data import load_sources, prompt_stream
 from mmrl.errors import NonFiniteError
 from mmrl.optim import build_optimizer, learning_rate, reduce_and_scale, set_learning_rate
 from mmrl.policy.pack import PackItem, micro_batches, pack
@@ -44,7 +44,7 @@ def run_sft(policy: Policy, config: RunConfig,
 
     Raises NonFiniteError when the loss stops being finite.
     """
-    stream = PromptStream(load_sources(config.data.train, on_error=config.data.on_error), config.seed)
+    stream = prompt_stream(config, load_sources(config.data.train, on_error=config.data.on_error))
     parameters = policy.trainable()
     optimizer = build_optimizer(parameters, config.optim)
     metrics: dict[str, float] = {}

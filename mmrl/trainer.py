@@ -15,7 +15,7 @@ import torch
 from mmrl.alarms import Alarm, AlarmBoard
 from mmrl.checkpoint import Checkpoints
 from mmrl.config import RunConfig, effective_threads
-from mmrl.data import load_sources, write_rejected
+from mmrl.data import load_sources, prompt_stream, write_rejected, write_skipped
 from mmrl.errors import CheckpointError, ConfigError, MMRLError, NonFiniteError, RewardError, did_you_mean
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, protocol_of, write_evaluation
 from mmrl.metrics import completion_records, step_metrics
@@ -53,6 +53,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.train_sources = load_sources(config.data.train, on_error=config.data.on_error)
         self.eval_sources = load_sources(config.data.eval, on_error=config.data.on_error, where="data.eval")
+        prompt_stream(config, self.train_sources)  # a curriculum that does not fit the data must fail before a model is loaded
         self.policy = self._load_policy()
         self.optimizer = build_optimizer(self.policy.trainable(), config.optim)
         self.engine = PrefillOnceEngine(self.policy)
@@ -107,6 +108,7 @@ class Trainer:
                                   f"{'; '.join(changed)}. Restore them, or start a new run (name=...)")
             self.schedule.load_state_dict(state["schedule"])
             self.alarms.load_state_dict(state["alarms"])
+            self.updater.credit.load_state_dict(state["credit"])
             self.updater.updates, self.policy.version = state["updates"], state["version"]
             self.best, self.best_step = state["best"], state["best_step"]
         if self.world.is_main:
@@ -115,8 +117,11 @@ class Trainer:
             if self.best_step in self.checkpoints.steps():  # killed between writing a checkpoint and marking it
                 self.checkpoints.mark_best(self.best_step)
             self.folder.start(total_steps=self.config.train.steps, resumed_at=step or None)
-            rejected = write_rejected([*self.train_sources, *self.eval_sources], self.folder.path / "rejected.jsonl")
-            self.on_event("start", {"step": step, "config": self.config, "rejected": rejected, "folder": self.folder.path,
+            sources = [*self.train_sources, *self.eval_sources]
+            rejected = write_rejected(sources, self.folder.path / "rejected.jsonl")
+            skipped = write_skipped(sources, self.folder.path / "skipped.json")
+            self.on_event("start", {"step": step, "config": self.config, "rejected": rejected, "skipped": skipped,
+                                    "folder": self.folder.path,
                                     "trainable": sum(p.numel() for _, p in self.policy.trainable())})
         self.world.barrier()
 
@@ -129,7 +134,7 @@ class Trainer:
             self.policy.publish()
             groups = list(self.schedule.groups(step))
             tally = self.schedule.tally
-            records = self.world.gather(completion_records(tally.groups))
+            records = self.world.gather(completion_records(tally.groups, reflection=c.train.log_reflection))
             self._check_rewards(step, records)
             update = self._update(step, groups)
             tally.rollout_tokens, tally.prompt_tokens = (
@@ -218,7 +223,7 @@ class Trainer:
             settings = self.config.model_dump(mode="json")
             state = {"step": step, "identity": _identity(settings), "best": best,
                      "best_step": best_step, "schedule": self.schedule.state_dict(), "alarms": self.alarms.state_dict(),
-                     "updates": self.updater.updates, "version": self.policy.version}
+                     "credit": self.updater.credit.state_dict(), "updates": self.updater.updates, "version": self.policy.version}
             try:
                 path = self.checkpoints.save(step, self.policy, self.optimizer, state, settings)
                 if better:
@@ -233,8 +238,8 @@ class Trainer:
 
 
 _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
-               "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.tensorboard",
-               "train.wandb", "data.prompt_cache_gib", "data.eval", "model.device")
+               "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.log_reflection",
+               "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.eval", "model.device")
 
 
 def _identity(tree: Any, where: str = "") -> dict[str, Any]:

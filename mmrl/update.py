@@ -7,22 +7,24 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from mmrl.algorithms import LossStats, ObjectiveSettings, group_advantages, policy_loss, trajectory_in_loss
+from mmrl.algorithms import LossStats, ObjectiveSettings, policy_loss, trajectory_in_loss
 from mmrl.config import RunConfig
+from mmrl.credit import Credit
 from mmrl.data import PromptStream
 from mmrl.errors import MismatchError, NonFiniteError
 from mmrl.optim import learning_rate, reduce_and_scale, set_learning_rate
 from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
 from mmrl.policy.policy import Policy
-from mmrl.schedule import training_rewards, usable
+from mmrl.schedule import usable
+from mmrl.scoring import judge_of
 from mmrl.types import Group
 from mmrl.world import World
 
-__all__ = ["UpdateResult", "Updater", "objective_settings"]
+__all__ = ["SourceStats", "UpdateResult", "Updater", "objective_settings"]
 
 
 def objective_settings(config: RunConfig) -> ObjectiveSettings:
@@ -34,20 +36,44 @@ def objective_settings(config: RunConfig) -> ObjectiveSettings:
 
 
 @dataclass
-class UpdateResult:
-    """Sums over all processes; `entropy` is {source: (sum of nats, tokens)}."""
+class SourceStats:
+    """Sums of one data source: loss statistics, |sampler - trainer| log-prob gap, entropy in nats."""
 
     stats: LossStats = field(default_factory=LossStats)
-    denominator: float = 0.0
-    grad_norms: list[float] = field(default_factory=list)
-    lr: float = 0.0
     gap_sum: float = 0.0
     gap_max: float = 0.0
     gap_tokens: float = 0.0
-    entropy: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+    entropy: float = 0.0
+    entropy_tokens: float = 0.0
+
+    def add(self, other: SourceStats) -> None:
+        """Add the sums of `other`."""
+        self.stats += other.stats
+        self.gap_sum, self.gap_max = self.gap_sum + other.gap_sum, max(self.gap_max, other.gap_max)
+        self.gap_tokens += other.gap_tokens
+        self.entropy, self.entropy_tokens = self.entropy + other.entropy, self.entropy_tokens + other.entropy_tokens
+
+
+@dataclass
+class UpdateResult:
+    """Sums over all processes, by data source."""
+
+    sources: dict[str, SourceStats] = field(default_factory=lambda: defaultdict(SourceStats))
+    denominator: float = 0.0
+    grad_norms: list[float] = field(default_factory=list)
+    lr: float = 0.0
     packed_tokens: float = 0.0
     logprobs_s: float = 0.0
     update_s: float = 0.0
+    credit: dict[str, float] = field(default_factory=dict)  # metrics of the advantages
+
+    @property
+    def total(self) -> SourceStats:
+        """The sums over all sources."""
+        total = SourceStats()
+        for _, stats in sorted(self.sources.items()):
+            total.add(stats)
+        return total
 
 
 @dataclass(frozen=True)
@@ -68,6 +94,7 @@ class Updater:
                  world: World) -> None:
         self.config, self.policy, self.optimizer, self.stream, self.world = config, policy, optimizer, stream, world
         self.settings = objective_settings(config)
+        self.credit = Credit(config, world, lambda sample: judge_of(stream.find(sample.source, sample.id)[1], sample).headline)
         self.parameters = policy.trainable()
         self.updates = 0  # optimizer steps taken, drives the learning rate
         a = config.algorithm
@@ -76,26 +103,22 @@ class Updater:
     def run(self, groups: Sequence[Group]) -> UpdateResult:
         """Train on this process's share of the step's groups. Raises MismatchError and NonFiniteError."""
         began = time.perf_counter()
-        work = [self._prepare(g) for g in groups]
-        result = UpdateResult()
+        advantages = self.credit.assign(groups)
+        work = [self._prepare(g, advantages[g.key]) for g in groups]
+        result = UpdateResult(credit=self.credit.metrics())
         for epoch in range(self.config.algorithm.epochs):
             for number, part in enumerate(self._minibatches(work)):
                 self._optimizer_step(part, result, first_pass=epoch == 0, fresh=epoch == 0 and number == 0)
         result.update_s = time.perf_counter() - began - result.logprobs_s
         return self._reduce(result)
 
-    def _prepare(self, group: Group) -> _Work:
-        a = self.config.algorithm
+    def _prepare(self, group: Group, advantages_G: tuple[float, ...]) -> _Work:
         sample, task = self.stream.find(group.sample.source, group.sample.id)
-        good_G = usable(group)
-        rewards = [r for r, good in zip(training_rewards(group, self.config), good_G, strict=True) if good]
-        found = iter(group_advantages(rewards, a.advantage_scale).tolist())
-        advantages_G = tuple(next(found) if good else 0.0 for good in good_G)
         turns = [t.turns[0] for t in group.trajectories]
-        return _Work(group, PackItem(self.policy.encoder(sample, task), tuple(c.token_ids for c in turns)),
-                     advantages_G, tuple(good and trajectory_in_loss(t, a.overlong)
-                                         for t, good in zip(group.trajectories, good_G, strict=True)),
-                     tuple(c.logps for c in turns))
+        in_loss_G = tuple(good and trajectory_in_loss(t, self.config.algorithm.overlong)
+                          for t, good in zip(group.trajectories, usable(group), strict=True))
+        return _Work(group, PackItem(self.policy.encoder(sample, task), tuple(c.token_ids for c in turns)), advantages_G,
+                     in_loss_G, tuple(c.logps for c in turns))
 
     def _minibatches(self, work: Sequence[_Work]) -> list[list[_Work]]:
         """Split by place in the step, so that every process takes part in the same optimizer steps."""
@@ -153,37 +176,40 @@ class Updater:
                 reference_N = reference.logp(batch, temperature).logp_N
             result.logprobs_s += time.perf_counter() - began
         out = self.policy.logp(batch, temperature)
-        loss = policy_loss(self.settings, out.logp_N, behaviour_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N)
+        names = sorted({w.group.sample.source for w in chunk})
+        label_N = torch.tensor([names.index(w.group.sample.source) for w in chunk for _ in w.advantages],
+                               device=device)[sequence_N]
+        loss = policy_loss(self.settings, out.logp_N, behaviour_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N,
+                           label_N=label_N, num_labels=len(names))
         if not torch.isfinite(loss.loss):
             raise NonFiniteError(f"the loss is {float(loss.loss)}; samples: {', '.join(w.group.sample.id for w in chunk)}")
         loss.loss.backward()
-        result.stats += loss.stats
+        for name, stats in zip(names, loss.by_label, strict=True):
+            result.sources[name].stats += stats
         result.packed_tokens += batch.num_tokens
         if first_pass:
-            gap_N = (out.logp_N.detach() - behaviour_N).abs()
-            if fresh:  # the weights are still the rollout's
-                result.gap_sum += float(gap_N.sum())
-                result.gap_max = max(result.gap_max, float(gap_N.max()))
-                result.gap_tokens += gap_N.numel()
-            sizes = [sum(map(len, w.item.completions)) for w in chunk]
-            for w, entropy in zip(chunk, out.entropy_N.split(sizes), strict=True):
-                entry = result.entropy[w.group.sample.source]
-                entry[0] += float(entropy.sum())
-                entry[1] += entropy.numel()
+            self._observe(chunk, (out.logp_N.detach() - behaviour_N).abs(), out.entropy_N, result, fresh)
         return loss.denominator
+
+    def _observe(self, chunk: Sequence[_Work], gap_N: torch.Tensor, entropy_N: torch.Tensor, result: UpdateResult,
+                 fresh: bool) -> None:
+        """Entropy and, while the weights are still the rollout's, the sampler-trainer gap of each group's source."""
+        sizes = [sum(map(len, w.item.completions)) for w in chunk]
+        for w, gaps, entropies in zip(chunk, gap_N.split(sizes), entropy_N.split(sizes), strict=True):
+            entry = result.sources[w.group.sample.source]
+            entry.entropy += float(entropies.sum())
+            entry.entropy_tokens += entropies.numel()
+            if fresh:
+                entry.gap_sum += float(gaps.sum())
+                entry.gap_max = max(entry.gap_max, float(gaps.max()))
+                entry.gap_tokens += gaps.numel()
 
     def _reduce(self, result: UpdateResult) -> UpdateResult:
         if self.world.size == 1:
             return result
-        merged = UpdateResult(denominator=result.denominator, grad_norms=result.grad_norms, lr=result.lr,
-                              logprobs_s=result.logprobs_s, update_s=result.update_s)
-        rows = self.world.gather([(result.stats.to_list(), result.gap_sum, result.gap_max, result.gap_tokens,
-                                   dict(result.entropy), result.packed_tokens)])
-        for stats, gap_sum, gap_max, gap_tokens, entropy, packed in rows:
-            merged.stats += LossStats.from_list(stats)
-            merged.gap_sum, merged.gap_max = merged.gap_sum + gap_sum, max(merged.gap_max, gap_max)
-            merged.gap_tokens, merged.packed_tokens = merged.gap_tokens + gap_tokens, merged.packed_tokens + packed
-            for source, (total, tokens) in entropy.items():
-                merged.entropy[source][0] += total
-                merged.entropy[source][1] += tokens
+        merged = replace(result, sources=defaultdict(SourceStats), packed_tokens=0.0)
+        for sources, packed in self.world.gather([(dict(result.sources), result.packed_tokens)]):
+            merged.packed_tokens += packed
+            for name, stats in sorted(sources.items()):
+                merged.sources[name].add(stats)
         return merged

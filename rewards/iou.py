@@ -83,19 +83,26 @@ def _as_boxes(boxes: npt.ArrayLike) -> Floats:
 
 
 def _pairwise(boxes_a: npt.ArrayLike, boxes_b: npt.ArrayLike) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
-    """Overlap, union and hull areas (N, M), and which pairs consist of two proper boxes."""
+    """Overlap, union and hull areas (N, M), and which pairs consist of two proper boxes. One (N, M) array per corner:
+    several times faster for many boxes than one (N, M, 2) array of corners."""
     a_N4, b_M4 = _as_boxes(boxes_a), _as_boxes(boxes_b)
-    proper_a = np.array([is_proper(row) for row in a_N4.tolist()], dtype=bool)
-    proper_b = np.array([is_proper(row) for row in b_M4.tolist()], dtype=bool)
-    a_N4, b_M4 = np.where(proper_a[:, None], a_N4, 0.0), np.where(proper_b[:, None], b_M4, 0.0)
-    low = np.maximum(a_N4[:, None, :2], b_M4[None, :, :2])
-    high = np.minimum(a_N4[:, None, 2:], b_M4[None, :, 2:])
-    overlap = np.clip(high - low, 0, None).prod(-1)
-    area_a, area_b = (a_N4[:, 2:] - a_N4[:, :2]).prod(-1), (b_M4[:, 2:] - b_M4[:, :2]).prod(-1)
-    union = area_a[:, None] + area_b[None, :] - overlap
-    hull_low = np.minimum(a_N4[:, None, :2], b_M4[None, :, :2])
-    hull_high = np.maximum(a_N4[:, None, 2:], b_M4[None, :, 2:])
-    return overlap, union, (hull_high - hull_low).prod(-1), proper_a[:, None] & proper_b[None, :] & (union > 0)
+    (x1, y1, x2, y2), proper_N = _columns(a_N4)
+    (u1, v1, u2, v2), proper_M = _columns(b_M4)
+    width_NM = np.minimum(x2[:, None], u2) - np.maximum(x1[:, None], u1)
+    height_NM = np.minimum(y2[:, None], v2) - np.maximum(y1[:, None], v1)
+    overlap_NM = np.maximum(width_NM, 0.0) * np.maximum(height_NM, 0.0)
+    union_NM = ((x2 - x1) * (y2 - y1))[:, None] + (u2 - u1) * (v2 - v1) - overlap_NM
+    hull_NM = ((np.maximum(x2[:, None], u2) - np.minimum(x1[:, None], u1))
+               * (np.maximum(y2[:, None], v2) - np.minimum(y1[:, None], v1)))
+    return overlap_NM, union_NM, hull_NM, proper_N[:, None] & proper_M & (union_NM > 0)
+
+
+def _columns(boxes_N4: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """(4, N) coordinates with improper boxes set to 0, and `is_proper` of every box."""
+    x1, y1, x2, y2 = boxes_N4.T
+    with np.errstate(invalid="ignore", over="ignore"):
+        proper_N = (x2 > x1) & (y2 > y1) & np.isfinite((x2 - x1) * (y2 - y1)) & np.isfinite(x1 + y1)
+    return np.where(proper_N, boxes_N4.T, 0.0), proper_N
 
 
 def pairwise_iou(boxes_a: npt.ArrayLike, boxes_b: npt.ArrayLike) -> Floats:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 __all__ = [
-    "ANSWER_FORMATS", "Box", "BoxParse", "Extraction", "MAX_ANSWER_CHARS", "MAX_TEXT_CHARS", "extract_answer",
-    "parse_boxes", "strip_end_tokens",
+    "ANSWER_FORMATS", "Box", "BoxParse", "Extraction", "MAX_ANSWER_CHARS", "MAX_COORDINATE", "MAX_TEXT_CHARS",
+    "extract_answer", "load_json", "parse_boxes", "strip_end_tokens", "strip_fence",
 ]
 
 Box = tuple[float, float, float, float]
@@ -125,8 +125,16 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"not a number: {name}")
 
 
-def _load_json(text: str) -> Any:
-    """The JSON value, or Python's spelling (single quotes, tuples); raises ValueError or RecursionError."""
+def strip_fence(text: str) -> str:
+    """`text` stripped, without the ``` or ```json fence around it, if there is one."""
+    text = text.strip()
+    if text.startswith("```") and text.endswith("```") and len(text) > 6:
+        return _FENCE.sub("", text[:-3], count=1).strip()
+    return text
+
+
+def load_json(text: str) -> Any:
+    """The JSON value, or Python's spelling (single quotes, tuples); raises ValueError or RecursionError. Runs nothing."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except ValueError:
@@ -184,16 +192,14 @@ def parse_boxes(answer: str) -> BoxParse:
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return BoxParse((), "answer_too_long")
-    answer = answer.strip()
-    if answer.startswith("```") and answer.endswith("```") and len(answer) > 6:
-        answer = _FENCE.sub("", answer[:-3], count=1).strip()
+    answer = strip_fence(answer)
     points = _TWO_POINTS.fullmatch(" ".join(answer.split())) if answer.startswith(("(", "<|")) else None
     if points:
         if bool(points["open"]) != bool(points["close"]):
             return BoxParse((), "not_a_box")
         return _check([[float(points[i]) for i in (2, 3, 4, 5)]])
     try:
-        value = _load_json(answer)
+        value = load_json(answer)
     except (ValueError, RecursionError) as err:
         return BoxParse((), "not_finite" if str(err).startswith("not a number") else "not_a_box")
     found = _find_boxes(value)

@@ -67,7 +67,51 @@ def trl() -> str:
     return "\n".join(lines)
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "learning": learning, "trl": trl}
+def mixed() -> str:
+    """Every task of the mixed run, before and after."""
+    found = _load("demo_mixed")
+    lines = ["| held-out, avg@4 at T = 1 (metric) | before | after | gain, paired 95 % interval |", "|---|---|---|---|"]
+    for source, r in found["held_out"]["sampled"].items():
+        lines.append(f"| {source} ({r['metric']}) | {r['before']:.2f} | {r['after']:.2f} | {r['gain']:+.2f} "
+                     f"[{r['low']:+.2f}, {r['high']:+.2f}] |")
+    samples = {r["samples"] for r in found["held_out"]["sampled"].values()}
+    lines.append(f"\n{found['steps']} steps of {found['prompts_per_step']} prompts x {found['group_size']} completions in "
+                 f"{found['seconds'] / 60:.1f} minutes on one thread of {found['machine']['cpu']}, seed {found['seed']}; "
+                 f"{min(samples)} held-out pictures per task.")
+    return "\n".join(lines)
+
+
+def fuzz() -> str:
+    """What the fuzzer fed and found."""
+    found = _load("fuzz_rewards")
+    rows = found["rewards"]
+    inputs = [r["inputs"] for r in rows.values()]
+    violations = sum(sum(r["violations"].values()) for r in rows.values())
+    plain = {n: r for n, r in rows.items() if not n.startswith("math")}
+    slowest = max(plain, key=lambda n: plain[n]["slowest_ms"])
+    few = {n: r["inputs"] for n, r in rows.items() if r["inputs"] < 200_000}
+    exceptions = f" ({', '.join(f'{n} {k:,}' for n, k in few.items())}: they ask a verifier process)" if few else ""
+    return (f"{len(rows)} rewards (every task's default, presets and modes), {sum(inputs):,} inputs, at least 200,000 each"
+            f"{exceptions}: {violations or 'no'} violations; the slowest single completion took "
+            f"{plain[slowest]['slowest_ms']:.1f} ms of CPU time ({slowest}).")
+
+
+def rewards() -> str:
+    """Throughput of the default rewards and of a crowded picture."""
+    found = _load("bench_rewards")
+    lines = ["| reward, from text to score | completions per second and core |", "|---|---|"]
+    for name, r in found["rewards"].items():
+        if ":" not in name:
+            lines.append(f"| {name} | {r['per_second']['median']:,.0f} |")
+    share = found["demo"]["share"]
+    lines.append(f"\nIn a step of the demo ({found['demo']['completions_per_step']} completions, "
+                 f"{found['demo']['step_s']['median']:.2f} s) rewards take {share['median']:.1%} of the time (largest "
+                 f"{share['max']:.1%}), worker process and pipes included.")
+    return "\n".join(lines)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "mixed": mixed, "learning": learning, "trl": trl,
+                                         "fuzz": fuzz, "rewards": rewards}
 
 
 def rendered(text: str) -> str:

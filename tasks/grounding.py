@@ -40,7 +40,7 @@ def _accuracy_part(mode: str, reachable: bool = True, **params: Any) -> Part:
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         ceiling = 1.0
         if reachable and mode in _WITH_THRESHOLD:
-            ceiling = box_iou(rounded_box(sample.answer, ctx.frame, _size(sample, ctx)), sample.answer)
+            ceiling = box_iou(rounded_box(sample.answer, ctx.frame, _size(sample, ctx)), sample.answer) - 1e-9  # last bits
         return reward(predicted.value, sample.answer, ctx.progress, ceiling)
 
     return accuracy

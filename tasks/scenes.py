@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     Picture = npt.NDArray[np.uint8]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["BACKGROUNDS", "COLORS", "DIFFICULTIES", "RELATIONS", "SHAPES", "Scene", "SceneObject", "draw_scene", "make_scenes"]
+__all__ = ["BACKGROUNDS", "COLORS", "DIFFICULTIES", "RELATIONS", "SHAPES", "Scene", "SceneObject", "draw_objects", "draw_scene",
+           "make_scenes"]
 
 SHAPES = ("circle", "square", "triangle")
 COLORS: dict[str, tuple[int, int, int]] = {
@@ -84,9 +85,10 @@ def _apart(a: tuple[int, int, int, int], b: tuple[int, int, int, int], gap: int 
     return a[2] + gap <= b[0] or b[2] + gap <= a[0] or a[3] + gap <= b[1] or b[3] + gap <= a[1]
 
 
-def _place(rng: np.random.Generator, size: int, count: int, difficulty: int) -> list[tuple[int, int, int, int]] | None:
+def _place(rng: np.random.Generator, size: int, count: int,
+           sides: tuple[float, float]) -> list[tuple[int, int, int, int]] | None:
     """`count` square boxes that do not overlap, or None when the dice left no room."""
-    low, high = (max(3, round(share * size)) for share in _SIDES[difficulty])
+    low, high = (max(3, round(share * size)) for share in sides)
     boxes: list[tuple[int, int, int, int]] = []
     for _ in range(count):
         for _ in range(20):
@@ -134,7 +136,7 @@ def _compose_named(rng: np.random.Generator, size: int, difficulty: int) -> tupl
     count = {0: 1, 1: 2, 2: int(rng.integers(3, 5))}[difficulty]
     kind = _random_kind(rng)
     kinds = [kind, *_other_kinds(rng, kind, count - 1)]
-    while (boxes := _place(rng, size, count, difficulty)) is None:
+    while (boxes := _place(rng, size, count, _SIDES[difficulty])) is None:
         continue
     return [SceneObject(s, c, b) for (c, s), b in zip(kinds, boxes, strict=True)], f"{kind[0]} {kind[1]}"
 
@@ -148,7 +150,7 @@ def _compose_relation(rng: np.random.Generator, size: int) -> tuple[list[SceneOb
     extra = [k for k in _other_kinds(rng, kind, 1) if k != anchor_kind and rng.random() < 0.4]
     kinds = [kind, anchor_kind, *[kind] * twins, *extra]
     while True:
-        boxes = _place(rng, size, len(kinds), 3)
+        boxes = _place(rng, size, len(kinds), _SIDES[3])
         if boxes is None or _is_clear(relation, boxes[0], boxes[1]) is not True:
             continue
         if all(_is_clear(relation, b, boxes[1]) is False for b in boxes[2:2 + twins]):
@@ -196,6 +198,20 @@ def draw_scene(rng: np.random.Generator, size: int = 112, difficulty: int = 0, n
         pixels[y1:y2, x1:x2][_shape_mask(thing.shape, x2 - x1)] = COLORS[thing.color]
     order = [int(i) for i in rng.permutation(len(objects))]
     return Scene(pixels, tuple(objects[i] for i in order), order.index(0), phrase)
+
+
+def draw_objects(rng: np.random.Generator, kinds: Sequence[tuple[str, str]], size: int, sides: tuple[float, float],
+                 background: str = "grey", noise: int = 8) -> tuple[Picture, list[list[int]]]:
+    """A canvas with one object per (colour, shape) of `kinds`, none overlapping, sides as shares of the picture's.
+
+    Returns the pixels (H, W, 3 uint8) and the boxes [x1, y1, x2, y2] in the order of `kinds`.
+    """
+    pixels = _graded(rng, size, noise) if background == "graded" else _background(rng, size, noise, 0)
+    while (boxes := _place(rng, size, len(kinds), sides)) is None:
+        continue
+    for (color, shape), (x1, y1, x2, y2) in zip(kinds, boxes, strict=True):
+        pixels[y1:y2, x1:x2][_shape_mask(shape, x2 - x1)] = COLORS[color]
+    return pixels, [list(box) for box in boxes]
 
 
 def _difficulty_mix(difficulty: int | Mapping[int, float]) -> tuple[list[int], list[float]]:

@@ -18,9 +18,9 @@ SMALL = ["train.steps=2", "train.prompts_per_step=2", "rollout.group_size=3", "r
          "train.save_every=1", "eval.limit=1", "threads=1", "data.max_pixels=20000"]
 
 
-def launch(*arguments: str, cwd: Path = REPO) -> subprocess.CompletedProcess[str]:
-    script = str(REPO / "scripts" / "train_grounding.sh")
-    return subprocess.run(["bash", script, *arguments], cwd=cwd, capture_output=True, text=True,
+def launch(*arguments: str, cwd: Path = REPO, script: str = "grounding") -> subprocess.CompletedProcess[str]:
+    file = str(REPO / "scripts" / f"train_{script}.sh")
+    return subprocess.run(["bash", file, *arguments], cwd=cwd, capture_output=True, text=True,
                           env={**ENVIRONMENT, "MMRL_PYTHON": sys.executable}, timeout=300)
 
 
@@ -91,3 +91,52 @@ def test_launch_script_names_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 2 and "folder of pictures" in done.stderr
     done = launch("--help", cwd=tmp_path)
     assert done.returncode == 0 and "--images DIR" in done.stdout and "dir=/elsewhere" in done.stdout
+
+
+def _make(kind: str, folder: Path) -> str:
+    """A small data set of one kind, by the generators a user would use."""
+    from tasks.jigsaw import Jigsaw
+    from tasks.maze import Maze
+    from tasks.playground import KINDS, make_playground
+
+    if kind in KINDS:
+        return make_playground(folder, kind, 6, 1)
+    if kind == "mixed":
+        rows = []
+        for task in KINDS:
+            path = Path(make_playground(folder / task, task, 2, 1))
+            rows += [{**json.loads(line), "image": str(path.parent / json.loads(line)["image"])}
+                     for line in path.read_text(encoding="utf-8").splitlines()]
+        target = folder / "mixed.jsonl"
+        target.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return str(target)
+    made = (Jigsaw if kind == "jigsaw" else Maze)().example_data(str(folder))
+    assert made is not None
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "kind", "extra"), [
+    ("detection", "detection", []), ("counting", "counting", []), ("ocr", "ocr", []), ("puzzles", "jigsaw", []),
+    ("puzzles", "maze", ["--task", "maze"]), ("mixed", "mixed", []), ("gui", "gui_grounding", ["--format", "own"])])
+def test_every_launch_script_trains_and_evaluates_its_task(script: str, kind: str, extra: list[str], tmp_path: Path) -> None:
+    data = _make(kind, tmp_path / "data")
+    done = launch("--model", tiny_folder("qwen2_5_vl"), "--data", data, "--eval", data, "--name", "smoke", f"dir={tmp_path}",
+                  *SMALL, "train.prompts_per_step=3", "eval.limit=3", *extra, script=script)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = read_jsonl(tmp_path / "smoke" / "metrics.jsonl")
+    assert [r["step"] for r in rows] == [1, 2] and all(r["train/groups/failed"] == 0 for r in rows)
+    seen = {r["sample"]["task"] for r in read_jsonl(tmp_path / "smoke" / "eval" / "step_000002" / "predictions.jsonl")}
+    assert seen == ({kind} if kind != "mixed" else seen) and (kind != "mixed" or len(seen) >= 3)
+    assert (tmp_path / "smoke" / "checkpoints" / "step_000002" / "model.safetensors").exists()
+
+
+def test_every_launch_script_has_a_recipe_whose_first_line_runs_it() -> None:
+    scripts = sorted((REPO / "scripts").glob("train_*.sh"))
+    assert len(scripts) == 7
+    for script in scripts:
+        name = script.stem.removeprefix("train_")
+        first = (REPO / "configs" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+        assert first.startswith(f"# bash scripts/{script.name} "), first
+        load_config(REPO / "configs" / f"{name}.yaml")
+        assert f"bash scripts/{script.name}" in launch("--help", script=name).stdout

@@ -172,3 +172,79 @@ def test_closing_ends_every_process(spec: str, tmp_path: Path) -> None:
     processes = [w.process for w in s._workers]
     s.close()
     assert not any(process.is_alive() for process in processes)
+
+
+GROUPED = '''
+"""Scores that need the whole group; the text says what goes wrong, and where."""
+import os, time
+from dataclasses import replace
+from mmrl import Score, Task
+
+
+class Grouped(Task):
+    part_names = ("accuracy",)
+
+    def __init__(self, grouped=True):
+        super().__init__()
+        self.in_group = grouped
+
+    def load(self, path): return []
+    def messages(self, sample, template): return []
+    def gold(self, sample, ctx): return "1"
+    def wrong(self, sample, ctx): return "0"
+
+    def score(self, sample, text, ctx):
+        if text == "raise alone": raise KeyError("alone")
+        value = 0.5 if " " in text else float(text)
+        return Score.combine({"accuracy": value}, {"accuracy": 1.0}, parsed=True, detail={"text": text})
+
+    def score_in_group(self, sample, scores, index):
+        text = scores[index].detail["text"]
+        if text == "raise together": raise KeyError("together")
+        if text == "hang together": time.sleep(1000)
+        if text == "die together": os._exit(9)
+        if text == "leave range": return replace(scores[index], value=7.0)
+        below = sum(s.value < scores[index].value for s in scores)
+        parts = {"accuracy": below / len(scores)}
+        return replace(scores[index], value=parts["accuracy"], parts=parts)
+'''
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("grouped") / "grouped.py"
+    path.write_text(GROUPED, encoding="utf-8")
+    return f"{path}:Grouped"
+
+
+def groups(*texts: list[str]) -> list[list[ScoreJob]]:
+    return [[ScoreJob(0, Sample(f"g{g}", "grouped", "s", "q", None), t, CONTEXT) for t in row] for g, row in enumerate(texts)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_scores_in_a_group_see_all_of_their_own_group_and_no_other(grouped: str, workers: int) -> None:
+    with scorer(grouped, workers) as s:
+        found = s.score_groups(groups(["0.1", "0.9", "0.5", "0.9"], ["0.3"], [], ["0.2", "raise alone", "0.0"]))
+    assert [[x.value for x in row] for row in found] == [[0.0, 0.5, 0.25, 0.5], [0.0], [], [2 / 3, 0.0, 0.0]]
+    assert "alone" in (found[3][1].reason or "") and is_reward_failure(found[3][1]), "what failed alone stays failed"
+
+
+def test_a_task_that_needs_no_group_is_not_asked(grouped: str) -> None:
+    with Scorer([(grouped, {"grouped": False})], [task_from_spec(grouped, {"grouped": False})], workers=1) as s:
+        jobs_of_groups = groups(["0.1", "raise together"], ["1"])
+        assert [[x.value for x in row] for row in s.score_groups(jobs_of_groups)] == [[0.1, 0.5], [1.0]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_failures_in_a_group_are_recorded_and_harm_no_other(grouped: str, workers: int) -> None:
+    texts = ["0.1", "raise together", "leave range", "0.9"] + (["hang together", "die together"] if workers else [])
+    reasons = {"raise together": "KeyError: 'together'", "leave range": "found 7.0",
+               "hang together": "reward_timeout", "die together": "exit code 9"}
+    with scorer(grouped, workers, timeout_s=2.0) as s:
+        [found] = s.score_groups(groups(texts))
+    for text, score in zip(texts, found, strict=True):
+        if text in reasons:
+            assert is_reward_failure(score) and reasons[text] in (score.reason or ""), (text, score.reason)
+            assert score.value == 0 and dict(score.parts) == {"accuracy": 0.0}
+        else:
+            assert score.reason is None and score.value == sum(t != text and text == "0.9" for t in texts) / len(texts)

@@ -1,7 +1,19 @@
 """Algorithms as pure functions: advantages, the policy loss, and what enters the update. The trainer calls them."""
 from __future__ import annotations
 
-from mmrl.algorithms.advantages import SIGNAL_TOLERANCE, AdvantageScale, group_advantages, has_signal
+from mmrl.algorithms.advantages import (
+    SIGNAL_TOLERANCE,
+    AdvantageScale,
+    Baseline,
+    centred,
+    gdpo_advantages,
+    group_advantages,
+    group_std,
+    has_signal,
+    whiten,
+)
+from mmrl.algorithms.difficulty import Difficulty, difficulty_weights
+from mmrl.algorithms.ema import EmaScale, EmaSettings
 from mmrl.algorithms.filters import (
     DynamicSampler,
     Overlong,
@@ -27,10 +39,13 @@ from mmrl.algorithms.objective import (
     policy_loss,
     truncated_importance,
 )
+from mmrl.algorithms.selection import SelectionSettings, VarianceSelection, largest_variance
 
 __all__ = [
-    "SIGNAL_TOLERANCE", "AdvantageScale", "Aggregate", "DynamicSampler", "Importance", "KLEstimator", "LossStats",
-    "LossSum", "ObjectiveSettings", "Overlong", "OverlongSettings", "SamplerSettings", "StepReport", "Ticket",
-    "Verdict", "denominator", "gradient_scale", "group_advantages", "has_signal", "kl_estimate", "overlong_penalty",
-    "policy_loss", "soft_overlong_penalty", "trajectory_in_loss", "truncated_importance",
+    "SIGNAL_TOLERANCE", "AdvantageScale", "Aggregate", "Baseline", "Difficulty", "DynamicSampler", "EmaScale", "EmaSettings",
+    "Importance", "KLEstimator", "LossStats", "LossSum", "ObjectiveSettings", "Overlong", "OverlongSettings",
+    "SamplerSettings", "SelectionSettings", "StepReport", "Ticket", "VarianceSelection", "Verdict", "centred", "denominator",
+    "difficulty_weights", "gdpo_advantages", "gradient_scale", "group_advantages", "group_std", "has_signal", "kl_estimate",
+    "largest_variance", "overlong_penalty", "policy_loss", "soft_overlong_penalty", "trajectory_in_loss",
+    "truncated_importance", "whiten",
 ]

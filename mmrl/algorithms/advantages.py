@@ -1,22 +1,25 @@
 """Group-relative advantages: how much better each completion is than the others of its own prompt.
 
-An advantage needs only its own group, so a group can go to the trainer the moment it closes. Legend: G group size.
+`group_advantages` (GRPO) needs only its own group, so a group can go to the trainer the moment it closes; `whiten` needs
+all groups of a step. mmrl.credit applies them to the groups of a run. Legend: G group size.
 Try: python -c "from mmrl.algorithms import group_advantages; print(group_advantages([0, 0, 1, 1]))"
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mmrl.errors import ConfigError, NonFiniteError, did_you_mean
+from mmrl.errors import ConfigError, NonFiniteError, RewardError, did_you_mean
 
-__all__ = ["AdvantageScale", "SIGNAL_TOLERANCE", "group_advantages", "has_signal"]
+__all__ = ["AdvantageScale", "Baseline", "SIGNAL_TOLERANCE", "centred", "gdpo_advantages", "group_advantages", "group_std",
+           "has_signal", "whiten"]
 
 AdvantageScale = Literal["std", "none"]
+Baseline = Literal["grpo", "rloo", "opo", "pass_k"]
 
 SIGNAL_TOLERANCE = 1e-8  # rewards closer than this differ by rounding only (the same IoU computed in another order)
 
@@ -63,3 +66,78 @@ def has_signal(rewards_G: Sequence[float] | Tensor, tol: float = SIGNAL_TOLERANC
     """Whether a group teaches anything: its rewards spread by more than `tol` (a group of one never does)."""
     values = _as_floats(rewards_G)
     return len(values) > 1 and max(values) - min(values) > tol
+
+
+def group_std(rewards_G: Sequence[float]) -> float:
+    """Unbiased standard deviation of one group; exactly 0 for equal rewards and for a group of one."""
+    values = _as_floats(rewards_G)
+    if len(values) < 2 or max(values) == min(values):
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def centred(rewards_G: Sequence[float], baseline: Baseline = "grpo", lengths_G: Sequence[int] | None = None) -> list[float]:
+    """Rewards of one group minus a baseline, before any scaling; (G,), exactly 0 for equal rewards.
+
+    grpo    r_i - mean                                  (Shao et al. 2024, arXiv 2402.03300)
+    rloo    r_i - mean of the other G - 1               (leave one out, Ahmadian et al. 2024, arXiv 2402.14740)
+    opo     r_i - sum(len * r) / sum(len)               (length-weighted, Hao et al. 2025, arXiv 2505.23585); needs lengths
+    pass_k  r_max - r_second for the best, 0 for others (GRPO pass@k as in verl); the first of several best
+    """
+    if baseline not in get_args(Baseline):
+        raise ConfigError(f"expected advantage {', '.join(get_args(Baseline))}, found {baseline!r}."
+                          f"{did_you_mean(baseline, get_args(Baseline))}")
+    values = _as_floats(rewards_G)
+    if len(values) < 2 or max(values) == min(values):
+        return [0.0] * len(values)
+    if baseline == "rloo":
+        total = math.fsum(values)
+        return [v - (total - v) / (len(values) - 1) for v in values]
+    if baseline == "pass_k":
+        second, best = sorted(values)[-2:]
+        place = values.index(best)
+        return [best - second if i == place else 0.0 for i in range(len(values))]
+    if baseline == "opo":
+        if lengths_G is None or len(lengths_G) != len(values) or sum(lengths_G) <= 0:
+            raise ConfigError(f"advantage 'opo' expects one length in tokens per reward, found {lengths_G} for {len(values)}")
+        middle = math.fsum(n * v for n, v in zip(lengths_G, values, strict=True)) / sum(lengths_G)
+    else:
+        middle = math.fsum(values) / len(values)
+    return [v - middle for v in values]
+
+
+def gdpo_advantages(parts_G: Sequence[Mapping[str, float]], weights: Mapping[str, float], eps: float = 1e-6) -> list[float]:
+    """GDPO, one group, before whitening: sum over parts k of w_k (r_k - mean_k) / (std_k + eps); (G,).
+
+    Each part is normalised inside its group before the weighted sum, so that a part of small spread (format) is neither
+    swamped by one of large spread nor dominates it (GDPO as in verl's core_algos.py; Liu et al. 2026, arXiv 2601.05242).
+    Standard deviations are unbiased; a part that is equal on the whole group adds exactly 0, a part of weight 0 is not
+    read. Raises RewardError when a completion lacks a weighted part: a missing part must not count as a 0 score.
+    """
+    totals = [0.0] * len(parts_G)
+    for name, weight in weights.items():
+        if weight == 0:
+            continue
+        lacking = [i for i, parts in enumerate(parts_G) if name not in parts]
+        if lacking:
+            raise RewardError(f"aggregation gdpo expected reward part '{name}' on every completion of the group, found it "
+                              f"missing on completion {lacking[0]} (it has {sorted(parts_G[lacking[0]])}); give failures "
+                              "all parts (Score.failure(reason, part_names)) or use algorithm.aggregation plain")
+        normalised = group_advantages([parts[name] for parts in parts_G], "std", eps).double().tolist()
+        totals = [t + weight * a for t, a in zip(totals, normalised, strict=True)]
+    return totals
+
+
+def whiten(groups: Sequence[Sequence[float]], eps: float = 1e-6) -> list[list[float]]:
+    """Advantages of all groups of a step divided by their common unbiased std + eps, after subtracting their common mean.
+
+    Every completion counts once, whatever its length, so the result depends neither on packing nor on the order or the
+    processes of the groups (sums are exact). Fewer than two values, or equal ones, give zeros.
+    """
+    flat = [a for group in groups for a in group]
+    if len(flat) < 2 or max(flat) == min(flat):
+        return [[0.0] * len(group) for group in groups]
+    mean = math.fsum(flat) / len(flat)
+    std = math.sqrt(math.fsum((a - mean) ** 2 for a in flat) / (len(flat) - 1))
+    return [[(a - mean) / (std + eps) for a in group] for group in groups]

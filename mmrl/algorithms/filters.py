@@ -114,7 +114,7 @@ class Verdict(str, enum.Enum):
     """What became of an offered group."""
 
     KEPT = "kept"  # has signal: train on it
-    NO_SIGNAL = "no_signal"  # all rewards equal: replaced; its sample waits for another try, unless all rewards are 1
+    NO_SIGNAL = "no_signal"  # rewards equal (or too alike): replaced; its sample waits for another try, unless all are 1
     FAILED = "failed"  # no rewards (a broken picture stays broken): replaced, its sample does not wait
 
 
@@ -132,7 +132,8 @@ class Ticket:
 class StepReport:
     """Counts of one step: asked == kept + no_signal + failed, in total and in every source.
 
-    all_zero and all_one are parts of no_signal (too hard, too easy); carried counts the asked ones that came from the
+    all_zero, all_one and weak are parts of no_signal (too hard: none above 0; too easy: all at the upper end of the task's
+    rewards; spread, but below a selection threshold); carried counts the asked ones that came from the
     carry-over queue; abandoned the samples (not groups) given up after `max_tries` attempts without signal; unfilled the
     places left empty because attempts or prompts ran out; queue its length afterwards.
     """
@@ -144,8 +145,8 @@ class StepReport:
     queue: int = 0
 
 
-_COUNTS = ("asked", "kept", "no_signal", "failed", "all_zero", "all_one", "carried", "abandoned")
-_LATER_COUNTS = ("abandoned",)  # absent from states written before they existed
+_COUNTS = ("asked", "kept", "no_signal", "failed", "all_zero", "all_one", "weak", "carried", "abandoned")
+_LATER_COUNTS = ("abandoned", "weak")  # absent from states written before they existed
 
 
 def _total(by_source: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
@@ -219,20 +220,27 @@ class DynamicSampler:
             tickets.append(ticket)
         return tickets
 
-    def offer(self, key: Sequence[int], rewards_G: Sequence[float] | None) -> Verdict:
-        """Close the group of one ticket with its rewards, or with None when its rollout failed."""
-        signal = rewards_G is not None and has_signal(rewards_G, self.settings.tol)  # first: it raises on NaN
+    def offer(self, key: Sequence[int], rewards_G: Sequence[float] | None, *, top: float = 1.0,
+              keep: bool | None = None) -> Verdict:
+        """Close the group of one ticket with its rewards, or with None when its rollout failed.
+
+        `top` is the largest reward of its task. `keep` replaces the test for signal by the caller's own (reward parts that
+        differ although their sums do not; variance-based selection).
+        """
+        spread = rewards_G is not None and has_signal(rewards_G, self.settings.tol)  # first: it raises on NaN
         step, position, attempt = key
         ticket = self._in_flight.pop((step, position, attempt), None)
         assert ticket is not None, f"group {tuple(key)} was not asked, or offered twice"
-        if signal:
+        if rewards_G and (spread if keep is None else keep):
             self._count(ticket.source, "kept")
             return Verdict.KEPT
         verdict = Verdict.FAILED if not rewards_G else Verdict.NO_SIGNAL
         names = [verdict.value]
-        if rewards_G and max(abs(r) for r in rewards_G) <= self.settings.tol:
+        if rewards_G and spread:
+            names.append("weak")
+        elif rewards_G and max(rewards_G) <= self.settings.tol:
             names.append("all_zero")
-        elif rewards_G and max(abs(r - 1) for r in rewards_G) <= self.settings.tol:
+        elif rewards_G and min(rewards_G) >= top - max(self.settings.tol, 1e-9):
             names.append("all_one")
         self._count(ticket.source, *names)
         if verdict is Verdict.NO_SIGNAL and "all_one" not in names:
@@ -240,6 +248,15 @@ class DynamicSampler:
         if attempt + 1 < self.settings.max_attempts:
             self._free.append((position, attempt + 1))
         return verdict
+
+    def retain(self, allowed: Callable[[str, str], bool]) -> int:
+        """Take samples that are no longer `allowed(source, sample id)` (another curriculum stage) out of the queue.
+
+        They go back to the stream, which brings them when they are allowed again. Returns how many there were.
+        """
+        before = len(self._queue)
+        self._queue = {name: tries for name, tries in self._queue.items() if allowed(*name)}
+        return before - len(self._queue)
 
     def end_step(self) -> StepReport:
         """Close the step: its samples without signal join the queue or are abandoned, in order of key, not of arrival."""

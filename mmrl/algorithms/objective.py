@@ -128,6 +128,8 @@ class LossSum:
     loss: Tensor
     denominator: float
     stats: LossStats
+    by_label: tuple[LossStats, ...] = ()
+    """`stats` split by the label of each token (data source), when labels were given."""
 
 
 def _kept(mask_N: Tensor) -> Tensor:
@@ -213,15 +215,16 @@ def _surrogate(settings: ObjectiveSettings, log_ratio_M: Tensor,
 
 def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor,
                 sequence_id_N: Tensor, mask_N: Tensor, *, ref_logp_N: Tensor | None = None,
-                weight_N: Tensor | None = None) -> LossSum:
+                weight_N: Tensor | None = None, label_N: Tensor | None = None, num_labels: int = 0) -> LossSum:
     """The loss of one micro-batch of whole sequences, as a sum; see the module docstring for the division.
 
     logp_N: log-probs under the current policy, with gradient. old_logp_N: under the policy of the ratio's bottom
     (behaviour, or proximal with `weight_N`). advantage_N: constant within a sequence for importance 'sequence'.
     sequence_id_N: long, which sequence of this micro-batch a token belongs to (any distinct numbers). mask_N: bool or
     0/1, tokens in the loss. ref_logp_N: reference log-probs; with kl_coef 0 the KL is only measured.
-    weight_N: multiplies the policy term (off-policy correction, difficulty), not the KL. All are (N,) and finite where
-    masked in; 16-bit log-probs are raised to float32. Non-finite results are the caller's to detect.
+    weight_N: multiplies the policy term (off-policy correction, difficulty), not the KL. label_N: long in [0, num_labels),
+    constant within a sequence, splits the statistics, not the loss. All are (N,) and finite where masked in; 16-bit
+    log-probs are raised to float32. Non-finite results are the caller's to detect.
     Raises ConfigError when kl_coef > 0 and there are no reference log-probs.
     """
     if settings.kl_coef > 0 and ref_logp_N is None:
@@ -255,7 +258,18 @@ def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor,
         loss_M, policy_M = loss_M * share_M, policy_M * share_M
     approx_kl_M = kl_estimate(token_log_ratio_M.detach().clamp(-limit, limit), "k3")
     sums = {**marks, "clamped": clamped_M, "approx_kl": approx_kl_M, "kl_ref": kl_ref_M, "policy_loss": policy_M}
-    totals = torch.stack([value.double().sum() for value in sums.values()]).tolist()  # one device synchronisation
-    stats = LossStats(num_tokens=float(kept_M.numel()), num_sequences=float(length_B.numel()),
-                      **dict(zip(sums, totals, strict=True)))
-    return LossSum(loss_M.sum(), _denominator(settings, kept_M.numel(), length_B.numel()), stats)
+    names, rows = list(sums), torch.stack([value.double() for value in sums.values()])
+    columns = [torch.cat([rows.sum(1), rows.new_tensor([kept_M.numel(), length_B.numel()])])]
+    if label_N is not None:
+        columns += _by_label(rows, label_N[kept_M], row_M, length_B, num_labels)
+    names += ["num_tokens", "num_sequences"]
+    stats = [LossStats(**dict(zip(names, values, strict=True))) for values in torch.stack(columns).tolist()]  # one sync
+    return LossSum(loss_M.sum(), _denominator(settings, kept_M.numel(), length_B.numel()), stats[0], tuple(stats[1:]))
+
+
+def _by_label(rows: Tensor, label_M: Tensor, row_M: Tensor, length_B: Tensor, num_labels: int) -> list[Tensor]:
+    """Per label: the sums of `rows` (K, M) over its tokens, its number of tokens and of sequences; (K + 2,) each."""
+    label_B = torch.zeros_like(length_B).scatter(0, row_M, label_M)
+    sums = rows.new_zeros(rows.shape[0], num_labels).index_add(1, label_M, rows)
+    counts = [torch.bincount(labels, minlength=num_labels).to(rows) for labels in (label_M, label_B)]
+    return list(torch.cat([sums, torch.stack(counts)]).unbind(1))

@@ -47,18 +47,29 @@ def sft(config: ConfigFile, overrides: Overrides = None,
 
 @app.command(name="eval")
 def evaluate(
-        checkpoint: Annotated[str, typer.Argument(help="model folder or hub name")],
-        task: Annotated[str, typer.Option(help="task name, package/name or file.py:Name")],
-        data: Annotated[list[Path], typer.Option(help="data file or folder; may be given several times")],
+        checkpoint: Annotated[str | None, typer.Argument(help="model folder or hub name")] = None,
+        overrides: Overrides = None,
+        task: Annotated[str | None, typer.Option(help="task name, package/name or file.py:Name")] = None,
+        data: Annotated[list[Path] | None, typer.Option(help="data file or folder; may be given several times")] = None,
+        suite: Annotated[str | None, typer.Option(help="named suites instead of --task and --data: NAME,NAME,...")] = None,
+        suites: Annotated[Path | None, typer.Option(help="file of suites; default configs/suites.yaml")] = None,
+        data_root: Annotated[Path, typer.Option(envvar="MMRL_DATA", help="folder that suites' paths are relative to")] =
+        Path("data"),
+        list_suites: Annotated[bool, typer.Option("--list-suites", help="print the suites and stop")] = False,
         out: Annotated[Path | None, typer.Option(help="output folder; default CHECKPOINT/eval or runs/eval")] = None,
         config: Annotated[Path | None, typer.Option(help="take model, rollout and task settings from here")] = None,
-        overrides: Overrides = None,
         samples: Annotated[int, typer.Option(help="sampled completions per prompt for avg@k; 0: greedy only")] = 0,
-        limit: Annotated[int | None, typer.Option(help="first n samples")] = None) -> None:
-    """Evaluate a checkpoint on held-out data; writes results.json and predictions.jsonl."""
-    from mmrl.cli.run import eval_command
+        limit: Annotated[int | None, typer.Option(help="first n samples", min=1)] = None) -> None:
+    """Evaluate a checkpoint on held-out data or on named suites; writes results, predictions and submission files."""
+    from mmrl.cli.evaluation import choose, eval_command, suites_command
+    from mmrl.cli.evaluation import list_suites as print_suites
 
-    eval_command(checkpoint, task, data, out, config, overrides or [], samples, limit)
+    if list_suites:
+        print_suites(suites)
+    elif choose(checkpoint, task, data, suite) == "data":
+        eval_command(checkpoint or "", task or "", data or [], out, config, overrides or [], samples, limit)
+    else:
+        suites_command(checkpoint or "", suite or "", suites, data_root, out, config, overrides or [], samples, limit)
 
 
 @app.command()
@@ -100,11 +111,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="machine-readabl
 
 @tasks_app.command("list")
 def tasks_list() -> None:
-    """Every task name and where it comes from."""
-    from mmrl.registry import task_names
+    """Every task: what it is, the shape of its answer, its presets, and where it comes from."""
+    from mmrl.cli.offline import list_command
 
-    for name, origin in task_names().items():
-        typer.echo(f"{name:24} {origin}")
+    list_command()
 
 
 @tasks_app.command("check")
@@ -116,12 +126,13 @@ def tasks_check(
                                                          "prompt, frame, system text, task parameters")] = None,
         model: Annotated[str | None, typer.Option(help="model whose template and processor to use")] = None,
         param: Annotated[list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")] = None,
-        out: Annotated[Path, typer.Option(help="folder for pictures with boxes drawn")] = Path("runs/check"),
+        preset: Annotated[str | None, typer.Option(help="named parameters of a paper, see mmrl tasks list")] = None,
+        out: Annotated[Path, typer.Option(help="folder for pictures of gold and wrong answers")] = Path("runs/check"),
         limit: Annotated[int, typer.Option(help="samples to check")] = 200) -> None:
-    """Gold answers score 1, wrong ones 0, garbage 0 with a reason; prompts fit; boxes drawn to look at."""
+    """Gold answers score 1, wrong ones 0, garbage 0 with a reason; prompts fit; answers drawn to look at."""
     from mmrl.cli.offline import check_command
 
-    check_command(name, data, model, param or [], out, limit, config)
+    check_command(name, data, model, [*(param or []), *([f"preset={preset}"] if preset else [])], out, limit, config)
 
 
 def main() -> None:

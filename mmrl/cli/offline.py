@@ -1,6 +1,8 @@
-"""What `mmrl tasks check` and `mmrl score` print around the library: tables for people, exit status for scripts."""
+"""What `mmrl tasks list`, `mmrl tasks check` and `mmrl score` print: tables for people, exit status for scripts."""
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,33 @@ if TYPE_CHECKING:
     from mmrl.conformance import Conformance
     from mmrl.rescore import Rescored
 
-__all__ = ["check_command", "score_command"]
+__all__ = ["check_command", "list_command", "score_command"]
 
 _WIDTH = 110
+
+
+def list_command() -> None:
+    """Print every task with its one-line description, answer shape, presets and origin. One that cannot be imported shows
+    its own error instead, and the status is 1."""
+    from mmrl.registry import resolve_task, task_names
+
+    failed = False
+    console = Console(width=_WIDTH, highlight=False)
+    for name, origin in task_names().items():
+        console.print(f"[bold]{escape(name)}[/]  [dim]{escape(origin)}[/]", soft_wrap=True)
+        try:
+            task = resolve_task(name)
+        except Exception as error:  # the task's own import: one broken plug-in must not hide the others
+            console.print(f"  [red]cannot be imported:[/] {escape(f'{type(error).__name__}: {error}')}", soft_wrap=True)
+            failed = True
+            continue
+        facts = {"answer": getattr(task, "shape", ""), "headline": task.headline,
+                 "presets": ", ".join(getattr(task, "presets", {}))}
+        about = re.split(r"(?<=\.)\s", (inspect.getdoc(task) or "").partition("\n")[0])[0]
+        console.print("  " + escape(about), soft_wrap=True)
+        console.print("  " + escape("; ".join(f"{k}: {v}" for k, v in facts.items() if v)), soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
 
 
 def check_command(name: str, data: Path | None, model: str | None, param: list[str], out: Path, limit: int,
@@ -58,8 +84,10 @@ def _print_check(result: Conformance, console: Console, out: Path) -> None:
     if result.tokens:
         console.print(f"prompt tokens with {escape(result.model)}: " + ", ".join(
             f"{name} {value:g}" for name, value in result.tokens.items()))
+    if result.skipped:
+        console.print("rows left out: " + ", ".join(f"{n:,} {escape(why)}" for why, n in sorted(result.skipped.items())))
     if result.lowest_gold:
-        console.print("lowest gold score (coordinates are rounded): " + ", ".join(
+        console.print(f"lowest gold score{' (coordinates are rounded)' if result.rounds else ''}: " + ", ".join(
             f"{frame} {value:.3f}" for frame, value in result.lowest_gold.items()))
     if result.pictures:
         console.print(f"look at {escape(str(out))}/check_*.png: green is the gold answer, orange the wrong one")

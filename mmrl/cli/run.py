@@ -1,18 +1,20 @@
-"""What `mmrl train`, `mmrl sft` and `mmrl eval` do around the library: settings, progress display, summary, report."""
+"""What `mmrl train` and `mmrl sft` do around the library: settings, progress display, summary, report."""
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mmrl.config import DataSource, RunConfig, effective_threads, load_config
+from mmrl.config import RunConfig, effective_threads, load_config
 
-__all__ = ["eval_command", "results_table", "sft_command", "train_command"]
+__all__ = ["results_table", "sft_command", "train_command"]
 
 _console = Console(stderr=True)
 
@@ -37,7 +39,7 @@ class _Display:
             self.bar.console.print(text, style=style, highlight=False)
 
 
-def _number(row: dict[str, Any], key: str, form: str = ".3f") -> str:
+def _number(row: Mapping[str, Any], key: str, form: str = ".3f") -> str:
     value = row.get(key)
     return "-" if value is None else format(value, form)
 
@@ -51,21 +53,22 @@ def train_command(config: Path, overrides: list[str], *, resume: bool, overwrite
 
     display = _Display(settings.train.steps, quiet)
 
+    watched = settings.eval.best_metric.partition("/")[2]
+
     def on_event(kind: str, payload: Any) -> None:
         if kind == "start":
             display.say(f"run {payload['folder']}: {payload['trainable']:,} trainable parameters"
                         + (f", resumed after step {payload['step']}" if payload["step"] else "")
                         + (f", {payload['rejected']} rows rejected (rejected.jsonl)" if payload["rejected"] else ""))
+            if skipped := payload.get("skipped"):
+                display.say(f"{sum(skipped.values()):,} rows left out (skipped.json): " + ", ".join(
+                    f"{count:,} {reason}" for reason, count in sorted(skipped.items())))
         elif kind == "step":
-            display.step(payload["step"], f"reward {_number(payload, 'train/reward/mean')}  iou {_number(payload, 'train/iou')}  "
-                         f"entropy {_number(payload, 'train/entropy')}  gap {_number(payload, 'train/logprob_gap/mean', '.1e')}  "
-                         f"{_number(payload, 'time/total', '.1f')} s")
+            display.step(payload["step"], _step_note(payload, watched))
         elif kind == "alarm":
             display.say(f"alarm at step {payload.step}: {payload.name}: {payload.message}", "yellow")
         elif kind == "eval":
-            display.say(f"held-out after step {payload.results['step']}: " + "  ".join(
-                f"{mode} {name} {payload.results[mode][name]['mean']:.3f}" for mode in ("sampled", "greedy")
-                for name in ("iou", "reward") if name in payload.results.get(mode, {})))
+            display.say(_eval_note(payload.results, watched))
 
     with display.bar:
         trainer = Trainer(settings, resume=resume, overwrite=overwrite, on_event=on_event)
@@ -78,6 +81,27 @@ def train_command(config: Path, overrides: list[str], *, resume: bool, overwrite
     return trainer.folder.path
 
 
+def _step_note(row: Mapping[str, Any], watched: str) -> str:
+    """Reward, then the metric that picks the best checkpoint, else the first of the usual ones that training measures."""
+    usual = ("correct", "iou") if watched == "macro" else ("iou", "correct")
+    shown = next((n for n in (watched, *usual) if n != "reward" and f"train/{n}" in row), None)
+    metric = f"{shown} {_number(row, f'train/{shown}')}  " if shown else ""
+    return (f"reward {_number(row, 'train/reward/mean')}  {metric}entropy {_number(row, 'train/entropy')}  "
+            f"gap {_number(row, 'train/logprob_gap/mean', '.1e')}  {_number(row, 'time/total', '.1f')} s")
+
+
+def _eval_note(results: Mapping[str, Any], watched: str) -> str:
+    """One line: the watched metric and the reward, and with several sources each one's headline."""
+    modes = [m for m in ("sampled", "greedy") if m in results]
+    many = len(results.get("per_source", {})) > 1
+    names = list(dict.fromkeys([watched, *(["macro"] if many else ["iou"]), "reward"]))
+    words = [f"{m} {n} {results[m][n]['mean']:.3f}" for m in modes for n in names if n in results[m]]
+    if many:
+        words.append("(" + ", ".join(f"{source} {row['headline']['mean']:.3f}"
+                                     for source, row in results["per_source"].items() if "headline" in row) + ")")
+    return f"held-out after step {results['step']}: " + "  ".join(words)
+
+
 def _quieten(settings: RunConfig) -> None:
     """Keep transformers' and datasets' progress bars off our display."""
     import transformers
@@ -86,26 +110,59 @@ def _quieten(settings: RunConfig) -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def results_table(run: Path, metrics: tuple[str, ...] = ("iou", "acc@0.5", "acc@0.75", "parse_rate")) -> None:
-    """Print held-out results before and after training with their intervals, from the run's files."""
-    import json
+def results_table(run: Path) -> None:
+    """Print held-out results before and after training with their intervals, from the run's files.
 
+    With several sources: one row per source with its headline metric, then the mean over sources.
+    """
     folders = sorted((run / "eval").glob("step_*")) if (run / "eval").is_dir() else []
     if not folders:
         return
     first, last = (json.loads((f / "results.json").read_text(encoding="utf-8")) for f in (folders[0], folders[-1]))
+    many = len(last["per_source"]) > 1
     table = Table(title=f"held-out, before and after {last['step']} steps", title_justify="left")
-    for heading in ("metric", "before", "after", "gain"):
-        table.add_column(heading, justify="left" if heading == "metric" else "right", no_wrap=True)
-    samples = last["protocol"]["samples_per_prompt"]
-    for mode, label in (("sampled", f"avg@{samples}, T = {last['protocol']['temperature']:g}"), ("greedy", "greedy")):
-        for name in metrics:
+    for heading in (["source"] if many else []) + ["metric", "before", "after", "gain"]:
+        table.add_column(heading, justify="left" if heading in ("source", "metric") else "right", no_wrap=True)
+    for cells in _source_rows(first, last) if many else _metric_rows(first, last):
+        table.add_row(*map(escape, cells))
+    Console(width=120 if many else 110).print(table)
+
+
+def _before_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return [*(f"{e['mean']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" for e in (before, after)),
+            f"{after['mean'] - before['mean']:+.3f}"]
+
+
+def _modes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    p = results["protocol"]
+    return [("sampled", f"avg@{p['samples_per_prompt']}, T = {p['temperature']:g}"), ("greedy", "greedy")]
+
+
+def _metric_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list[str]]:
+    """The headline and the usual companions, sampled and greedy."""
+    headline = next(iter(last.get("headlines", {}).get("per_source", {}).values()), "iou")
+    rows = []
+    for mode, label in _modes(last):
+        for name in dict.fromkeys((headline, "iou", "acc@0.5", "acc@0.75", "correct", "parse_rate")):
             if name in first.get(mode, {}) and name in last.get(mode, {}):
-                a, b = first[mode][name], last[mode][name]
                 title = "mIoU" if name == "iou" else name.replace("acc", "Acc")
-                table.add_row(f"{title} ({label})", *(f"{e['mean']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" for e in (a, b)),
-                              f"{b['mean'] - a['mean']:+.3f}")
-    Console(width=110).print(table)
+                rows.append([f"{title} ({label})", *_before_after(first[mode][name], last[mode][name])])
+    return rows
+
+
+def _source_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list[str]]:
+    """Per source its headline metric, sampled where it was, and the mean over sources."""
+    mode, label = next((m for m in _modes(last) if m[0] in last), ("greedy", "greedy"))
+    key = "sampled/headline" if mode == "sampled" and "greedy" in last else "headline"
+    rows = []
+    for source, after in last["per_source"].items():
+        before = first["per_source"].get(source, {})
+        if key in before and key in after:
+            name = last["headlines"]["per_source"][source]
+            rows.append([source, f"{name} ({label})", *_before_after(before[key], after[key])])
+    if "macro" in first.get(mode, {}) and "macro" in last.get(mode, {}):
+        rows.append(["(mean of sources)", f"headline ({label})", *_before_after(first[mode]["macro"], last[mode]["macro"])])
+    return rows
 
 
 def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -> None:
@@ -126,45 +183,3 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
         run_sft(policy, settings, lambda step, m: display.step(step, f"loss {m['loss']:.3f}  {m['seconds']:.2f} s"))
     policy.save(out)
     typer.echo(f"model: {out}")
-
-
-def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None, config: Path | None,
-                 overrides: list[str], samples: int, limit: int | None) -> None:
-    """Evaluate one checkpoint on data files with one task, by default with the settings it was trained with."""
-    trained = Path(checkpoint) / "trainer" / "config.yaml"
-    if config is None and trained.exists():
-        config = trained
-        typer.echo(f"settings: {trained}")
-    base = load_config(config, [f"model.path={checkpoint}", *overrides])
-    _quieten(base)
-    import torch
-
-    from mmrl.data import load_sources, write_rejected
-    from mmrl.evaluate import EvalSettings, evaluate, protocol_of, write_evaluation
-    from mmrl.policy.loading import load_policy
-    from mmrl.rollout import PrefillOnceEngine
-    from mmrl.schedule import sampling_settings
-    from mmrl.scoring import Scorer
-
-    if (threads := effective_threads(base)) is not None:
-        torch.set_num_threads(threads)
-    known = next((s for s in (*base.data.eval, *base.data.train) if s.task == task), None)
-    sources = load_sources([DataSource(task=task, path=str(p), limit=limit, params=known.params if known else {})
-                            for p in data], on_error=base.data.on_error, where="--data")
-    policy = load_policy(base.model, base.data, trainable=False)
-    folder = out or (Path(checkpoint) / "eval" if Path(checkpoint).is_dir()
-                     else Path("runs/eval") / re.sub(r"[^\w.-]+", "_", checkpoint))
-    with Scorer([(s.config.task, dict(s.config.params)) for s in sources], [s.task for s in sources],
-                workers=base.reward.workers, timeout_s=base.reward.timeout_s) as scorer:
-        result = evaluate(policy, PrefillOnceEngine(policy), scorer, sources,
-                          EvalSettings(sampling_settings(base), samples, base.seed, None, protocol=protocol_of(base)))
-    write_evaluation(result, folder)
-    write_rejected(sources, folder / "rejected.jsonl")
-    table = Table(title=f"{checkpoint} on {task}", title_justify="left")
-    for heading in ("metric", "greedy", f"avg@{samples}") if samples else ("metric", "greedy"):
-        table.add_column(heading, no_wrap=True)
-    for name in result.results["greedy"]:
-        cells = [result.results[mode][name] for mode in ("greedy", "sampled") if mode in result.results]
-        table.add_row(name, *(f"{e['mean']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" for e in cells))
-    Console(width=110).print(table)
-    typer.echo(f"results: {folder / 'results.json'}")

@@ -16,13 +16,14 @@ from pathlib import Path
 
 from mmrl.report.charts import smoothing_note
 from mmrl.report.compare import comparison_body
-from mmrl.report.curves import held_out_curves, other_metrics, training_curves
+from mmrl.report.curves import held_out_curves, other_metrics, source_curves, training_curves
 from mmrl.report.gallery import gallery, parse_failures, worst_cases
 from mmrl.report.load import Run, load_run
 from mmrl.report.pictures import Pictures
-from mmrl.report.sections import alarms, configuration, per_source, timing
+from mmrl.report.sections import alarms, configuration, timing
+from mmrl.report.sources import source_tables
 from mmrl.report.text import esc
-from mmrl.report.verdict import header, outcome, tiles
+from mmrl.report.verdict import Outcome, header, outcome, tiles
 
 __all__ = ["build_comparison", "build_report"]
 
@@ -64,6 +65,8 @@ def _curves(run: Run, headline: str) -> str:
     train = training_curves(run)
     out = ["<h3>Held-out</h3>", _cards(front, "wide") if front else
            '<p class="missing">No finished evaluation in eval/.</p>']
+    if parts := source_curves(run):
+        out += ["<h3>Held-out, each source by its own metric</h3>", _cards(parts)]
     if more:
         out.append(f"<details><summary>Other held-out metrics</summary>{_cards(more)}</details>")
     note = smoothing_note(len(run.metrics))
@@ -80,6 +83,14 @@ def _notes(run: Run) -> str:
             f"<ul>{items}</ul></details>")
 
 
+def row_metric(run: Run, found: Outcome) -> str:
+    """What single answers are ordered by: each one's own headline where sources differ, else the run's."""
+    if found.headline == "macro" or (len({s for e in run.evals for s in e.per_source}) > 1 and any(
+            e.headlines for e in run.evals)):
+        return "headline"
+    return found.headline if found.headline != "parse_rate" else "reward"
+
+
 def build_report(run_dir: Path) -> Path:
     """Write RUN/report.html and return its path; works on finished, running, broken-off and empty runs.
 
@@ -87,12 +98,12 @@ def build_report(run_dir: Path) -> Path:
     """
     run = load_run(Path(run_dir))
     found = outcome(run)
-    metric = found.headline if found.headline != "parse_rate" else "reward"
+    metric = row_metric(run, found)
     pictures = Pictures(run.folder)
     makers: list[tuple[str, str, Callable[[], str]]] = [
         ("results", "Results", lambda: tiles(found)),
         ("curves", "Curves", lambda: _curves(run, found.headline)),
-        ("sources", "Sources", lambda: per_source(run, found.headline)),
+        ("sources", "Sources", lambda: source_tables(run, found)),
         ("gallery", "Gallery", lambda: gallery(run, pictures, metric)),
         ("worst", "Worst cases", lambda: worst_cases(run, pictures, metric) + parse_failures(run)),
         ("alarms", "Alarms", lambda: alarms(run)),

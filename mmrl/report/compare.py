@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mmrl.errors import DataError
 from mmrl.report.charts import Line, line_chart, smoothing_note
-from mmrl.report.curves import MODES, metric_order
+from mmrl.report.curves import MODES, metric_names
 from mmrl.report.load import Run, Series
 from mmrl.report.text import esc, interval, metric_name, plural, span
 
@@ -13,6 +13,7 @@ __all__ = ["comparison_body"]
 
 _COLORS = ("c1", "c2", "c3", "c5", "c4", "c6", "gray")
 _TRAINING = (("Training reward", "train/reward/mean", ""), ("Training IoU", "train/iou", ""),
+             ("Right answers", "train/correct", "share of completions"),
              ("Entropy", "train/entropy", "nats per token"), ("Completion length", "train/length/mean", "tokens"),
              ("Gradient norm", "train/grad_norm", ""), ("Seconds per step", "time/total", "seconds"),
              ("Speed", "speed/tokens_per_s", "tokens per second"), ("Peak memory", "memory/peak_gib", "GiB"))
@@ -25,9 +26,9 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _held_out(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    found = metric_order([n for r in runs for e in r.evals for m in MODES for n in e.estimates.get(m, {})], "iou")
+    found = metric_names([e for r in runs for e in r.evals], "macro")
     charts = []
-    for metric in [n for n in found if n in ("iou", "acc@0.5", "reward")] or found[:2]:
+    for metric in [n for n in found if n in ("macro", "iou", "acc@0.5", "correct", "reward")][:3] or found[:2]:
         for mode in MODES:
             lines = []
             for i, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -49,8 +50,9 @@ def _over_time(run: Run) -> Series:
 
 
 def _table(runs: Sequence[Run], names: Sequence[str]) -> str:
-    found = metric_order([n for r in runs for e in r.evals[-1:] for m in MODES for n in e.estimates.get(m, {})], "iou")
-    columns = [(m, n) for n in found if n in ("iou", "acc@0.5", "reward", "parse_rate") for m in MODES]
+    found = metric_names([e for r in runs for e in r.evals[-1:]], "macro")
+    front = [n for n in found if n in ("macro", "iou", "acc@0.5", "correct", "reward", "parse_rate")]
+    columns = [(m, n) for n in [n for n in front if n != "correct" or "acc@0.5" not in front] for m in MODES]
     rows = []
     for run, name, color in zip(runs, names, _COLORS, strict=False):
         cells = []

@@ -9,10 +9,12 @@ from mmrl.report.charts import Line, line_chart, sparkline
 from mmrl.report.load import EvalStep, Run, Series
 from mmrl.report.text import esc, metric_name, plural, short
 
-__all__ = ["Curve", "MODES", "eval_chart", "held_out_curves", "metric_order", "other_metrics", "training_curves"]
+__all__ = ["Curve", "MODES", "eval_chart", "held_out_curves", "metric_names", "metric_order", "other_metrics",
+           "source_curves", "training_curves"]
 
 MODES = {"sampled": "c1", "greedy": "c2"}
-_BOUNDED = ("iou", "reward", "parse_rate", "giou")
+_BOUNDED = ("iou", "reward", "parse_rate", "giou", "correct", "macro", "headline")
+_FRONT = ("iou", "acc@0.5", "correct", "macro", "reward", "parse_rate")
 _COLORS = ("c1", "c2", "c3", "c5", "c4", "c6")
 
 
@@ -34,6 +36,7 @@ _UNIT_RANGE = (0.0, 1.0)
 _CURVES = (
     Curve("Training reward", {"train/reward/mean": "mean"}, "0 to 1", bounds=_UNIT_RANGE),
     Curve("Training IoU", {"train/iou": "mIoU", "train/acc@0.5": "Acc@0.5"}, "sampled", bounds=_UNIT_RANGE),
+    Curve("Right answers", {"train/correct": "correct"}, "share of completions", bounds=_UNIT_RANGE),
     Curve("Parse rate", {"train/parse_rate": "parsed"}, "share of completions", bounds=_UNIT_RANGE),
     Curve("Entropy", {"train/entropy": "entropy"}, "nats per token", zero=True),
     Curve("KL", {"train/kl": "to the reference", "train/kl_step": "within a step"}, "nats per token", log=True),
@@ -53,8 +56,15 @@ _CURVES = (
 
 def metric_order(names: Sequence[str], headline: str) -> list[str]:
     """Headline first, then the common names, then the rest by name."""
-    known = [headline, "iou", "acc@0.5", "acc", "accuracy", "success", "reward", "parse_rate"]
+    known = [headline, "macro", "iou", "acc@0.5", "correct", "acc", "accuracy", "success", "reward", "parse_rate"]
     return sorted(dict.fromkeys(names), key=lambda n: (known.index(n) if n in known else len(known), n))
+
+
+def metric_names(evals: Sequence[EvalStep], headline: str) -> list[str]:
+    """Held-out metrics in reading order; the mean over sources is left out where there is only one."""
+    names = [n for e in evals for m in MODES for n in e.estimates.get(m, {})]
+    many = any(len(e.per_source) > 1 for e in evals)
+    return metric_order([n for n in names if many or n != "macro"], headline)
 
 
 def eval_chart(evals: Sequence[EvalStep], metric: str, x_range: tuple[float, float]) -> str:
@@ -66,18 +76,49 @@ def eval_chart(evals: Sequence[EvalStep], metric: str, x_range: tuple[float, flo
             series: dict[str, Series] = {k: [(float(s), e[k]) for s, e in found] for k in ("mean", "low", "high")}
             words = [f"n = {e['n']:.0f}" if e.get("n") is not None else "" for _, e in found]
             lines.append(Line(mode, series["mean"], color, series["low"], series["high"], dots=True, extra=words))
-    bounded = metric in _BOUNDED or metric.startswith("acc")
     return line_chart(metric_name(metric), lines, unit="held-out",
-                      bounds=_UNIT_RANGE if bounded else None, x_range=x_range)
+                      bounds=_UNIT_RANGE if _is_bounded(metric) else None, x_range=x_range)
 
 
 def held_out_curves(run: Run, headline: str) -> tuple[list[str], list[str]]:
     """(important charts, further charts) of the held-out metrics."""
-    names = metric_order([n for e in run.evals for m in MODES for n in e.estimates.get(m, {})], headline)
+    names = metric_names(run.evals, headline)
     x_range = (0.0, float(max(1, run.last_step)))
     charts = [(n, eval_chart(run.evals, n, x_range)) for n in names]
-    front = [n for n in names if n in {headline, "iou", "acc@0.5", "reward", "parse_rate"}]
+    hidden = ("iou", "acc@0.5") if "macro" in names else ("correct",) if "acc@0.5" in names else ()
+    front = [n for n in names if n == headline or (n in _FRONT and n not in hidden)]
     return [c for n, c in charts if n in front], [c for n, c in charts if n not in front]
+
+
+def _source_line(run: Run, source: str, mode: str, color: str) -> Line | None:
+    """A source's held-out headline in one mode, with its interval."""
+    found = []
+    for e in run.evals:
+        plain = mode == "greedy" or not e.estimates.get("greedy")
+        row = e.per_source.get(source, {}) if mode != "greedy" or e.estimates.get("greedy") else {}
+        if (estimate := row.get("headline" if plain else f"{mode}/headline")) is not None:
+            found.append((float(e.step), estimate))
+    if not found:
+        return None
+    series: dict[str, Series] = {k: [(s, e[k]) for s, e in found] for k in ("mean", "low", "high")}
+    words = [f"n = {e['n']:.0f}" if e.get("n") is not None else "" for _, e in found]
+    return Line(mode, series["mean"], color, series["low"], series["high"], dots=True, extra=words)
+
+
+def source_curves(run: Run) -> list[str]:
+    """One held-out chart per data source, of the metric it is judged by; [] with fewer than two sources."""
+    sources = list(dict.fromkeys(s for e in run.evals for s in e.per_source))
+    x_range, charts = (0.0, float(max(1, run.last_step))), []
+    for source in sources if len(sources) > 1 else []:
+        lines = [line for mode, color in MODES.items() if (line := _source_line(run, source, mode, color))]
+        name = run.headline(source)
+        charts.append(line_chart(source, lines, unit=metric_name(name) if name else "headline of each task",
+                                 bounds=_UNIT_RANGE if name is None or _is_bounded(name) else None, x_range=x_range))
+    return [c for c in charts if c]
+
+
+def _is_bounded(metric: str) -> bool:
+    return metric in _BOUNDED or metric.startswith("acc")
 
 
 def _lines(run: Run, names: dict[str, str], noisy: bool) -> list[Line]:
@@ -105,11 +146,27 @@ def _curves(run: Run) -> list[Curve]:
     curves = list(_CURVES)
     curves.insert(1, Curve("Parts of the reward", parts, "mean, before weights"))
     curves.insert(5, Curve("Why parsing failed", reasons, "completions", percent=True, zero=True))
-    sources = run.sources()
+    sources = [s for s in run.sources() if run.series(f"train/{s}/reward/mean")]
     if len(sources) > 1:
-        curves += [Curve("Reward per source", {f"train/{s}/reward/mean": s for s in sources}, "training"),
-                   Curve("IoU per source", {f"train/{s}/iou": s for s in sources}, "training")]
+        curves += _per_source("Reward per source", {f"train/{s}/reward/mean": s for s in sources}, "training")
+        metrics = {s: _train_metric(run, s) for s in sources}
+        curves += _per_source("Metric per source", {f"train/{s}/{m}": f"{s}: {metric_name(m)}" for s, m in metrics.items() if m},
+                              "training")
     return curves
+
+
+def _train_metric(run: Run, source: str) -> str | None:
+    """The metric a source is judged by, else the first usual one, that training logged for it."""
+    wishes = (run.headline(source), "correct", "iou")
+    return next((m for m in wishes if m and m != "reward" and run.series(f"train/{source}/{m}")), None)
+
+
+def _per_source(title: str, names: dict[str, str], unit: str) -> list[Curve]:
+    """As many charts as colours can tell the sources apart."""
+    items, size = list(names.items()), len(_COLORS)
+    parts = [dict(items[i:i + size]) for i in range(0, len(items), size)]
+    return [Curve(title if len(parts) == 1 else f"{title} ({i} of {len(parts)})", part, unit)
+            for i, part in enumerate(parts, 1)]
 
 
 def training_curves(run: Run) -> list[str]:

@@ -3,20 +3,22 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mmrl.report.load import EvalStep, Run
-from mmrl.report.pictures import Pictures, box_group
-from mmrl.report.rows import boxes_of, metric_of, score_of, unit_of
+from mmrl.report.pictures import Pictures, Size, overlay
+from mmrl.report.rows import headline_of, is_right, metric_of, score_of, task_of, text_of, unit_of
 from mmrl.report.text import cut_text, esc, metric_name, plural
 
 __all__ = ["gallery", "parse_failures", "worst_cases"]
 
 MAX_STEPS = 40  # positions of the slider
-GALLERY_TEXT, CASE_TEXT = 1200, 4000  # characters of model text shown
+MAX_PICTURES = 48
+GALLERY_TEXT, CASE_TEXT, SHORT_TEXT = 1200, 4000, 400  # characters of model text shown
 Row = dict[str, Any]
-Shots = dict[tuple[str, str], dict[str, list[Row]]]
+Unit = tuple[str, str]
+Shots = dict[Unit, dict[str, list[Row]]]
 """prompt -> mode -> its rows in one evaluation."""
 
 
@@ -27,63 +29,112 @@ def _thinned(evals: Sequence[EvalStep]) -> list[EvalStep]:
     return [evals[round(i * (len(evals) - 1) / (MAX_STEPS - 1))] for i in range(MAX_STEPS)]
 
 
-def _ids(run: Run) -> list[str]:
-    if run.gallery_ids:
-        return list(dict.fromkeys(run.gallery_ids))[:48]
-    seen: dict[str, None] = {}
-    for row in run.evals[0].rows() if run.evals else ():
-        seen.setdefault(str(row.get("id")))
-        if len(seen) == 12:
+def _units(run: Run) -> list[Unit]:
+    """Prompts of the gallery: those of gallery.json first, taken in turns from every source and task.
+
+    Where gallery.json leaves a source or task out, prompts of the evaluation are added, so that each has some.
+    """
+    groups: dict[tuple[str, str], dict[Unit, None]] = defaultdict(dict)
+    for evaluation in run.evals:
+        for row in evaluation.rows():
+            groups[str(row.get("source", "")), task_of(row)].setdefault(unit_of(row))
+        if groups:
             break
-    return list(seen)
+    place = {name: number for number, name in enumerate(run.gallery_ids)}
+    listed = {key: sorted((u for u in units if u[1] in place), key=lambda u: place[u[1]]) for key, units in groups.items()}
+    if not place or not all(listed.values()):
+        others = {key: [u for u in units if u not in listed[key]] for key, units in groups.items()}
+        listed = {key: [*listed[key], *others[key]] for key in groups}
+        most = max(len(place) or 12, 2 * len(groups))
+    else:
+        most = MAX_PICTURES
+    turns = [(turn, number, unit) for number, units in enumerate(listed.values()) for turn, unit in enumerate(units)]
+    return [unit for _, _, unit in sorted(turns, key=lambda t: t[:2])][:min(most, MAX_PICTURES)]
 
 
-def _shots(evaluation: EvalStep, ids: set[str]) -> Shots:
+def _shots(evaluation: EvalStep, units: set[Unit]) -> Shots:
     out: Shots = defaultdict(lambda: defaultdict(list))
-    for row in evaluation.rows(lambda r: str(r.get("id")) in ids):
+    for row in evaluation.rows(lambda r: unit_of(r) in units):
         out[unit_of(row)][str(row.get("mode", ""))].append(row)
     return out
+
+
+def _title(name: str) -> str:
+    return esc(metric_name(name).removeprefix("m") if name in ("iou", "giou") else metric_name(name))
 
 
 def _badge(row: Row, metric: str) -> str:
     score = score_of(row)
     if not score.get("parsed"):
         return f'<span class="badge bad">not parsed: {esc(str(score.get("reason") or "no reason")[:80])}</span>'
-    words = f'<span class="badge">{esc(metric_name(metric).removeprefix("m"))} {metric_of(row, metric):.2f}</span>'
+    name = headline_of(row) if metric == "headline" else metric
+    words = f'<span class="badge">{_title(name)} {metric_of(row, metric):.2f}</span>'
     return words + ('<span class="badge bad">cut by length</span>' if row.get("stop") == "length" else "")
 
 
-def _state(number: int, last: int, shot: Mapping[str, list[Row]] | None, metric: str) -> tuple[str, str, str]:
-    """(sampled boxes, greedy boxes, HTML below) of one prompt at one evaluation; hidden unless it is the last."""
+def _texts(row: Row, sampled: Sequence[Row] = ()) -> str:
+    """Gold and predicted text side by side, a mark for right or wrong, and what the samples said; '' without texts."""
+    gold, predicted = text_of(row, "gold_text"), text_of(row, "pred_text")
+    counts = Counter(t for r in sampled if (t := text_of(r, "pred_text")) is not None)
+    if gold is None or (predicted is None and not counts):
+        return "" if gold is None else f'<div class="texts">{_answer("gold", gold)}</div>'
+    right = is_right(row)
+    mark = "" if right is None or predicted is None else (
+        ' <b class="yes">right</b>' if right else ' <b class="no">wrong</b>')
+    out = _answer("gold", gold) + (_answer("greedy" if row.get("mode") == "greedy" else "sampled", predicted, mark)
+                                   if predicted is not None else "")
+    if row.get("mode") == "greedy" and counts:
+        shown = ", ".join(f"{cut_text(t, 60)} ×{n}" for t, n in counts.most_common(4))
+        left_out = len(counts) - 4
+        out += (f'<div class="of-samples"><i class="key box sampled"></i><span dir=auto>{shown}'
+                f'{f" and {left_out} others" if left_out > 0 else ""}</span></div>')
+    return f'<div class="texts">{out}</div>'
+
+
+def _answer(kind: str, text: str, mark: str = "") -> str:
+    return f'<div><i class="key box {kind}"></i><span dir=auto>{cut_text(text, SHORT_TEXT) or "(empty)"}</span>{mark}</div>'
+
+
+def _tag(row: Row, many: bool) -> str:
+    """Which source and task a card is of; only where there are several."""
+    if not many:
+        return ""
+    source, task = str(row.get("source", "")), task_of(row)
+    return f'<p class="tag">{esc(source)}{f" · {esc(task)}" if task and task != source else ""}</p>'
+
+
+def _state(number: int, last: int, shot: Mapping[str, list[Row]] | None, metric: str, size: Size) -> tuple[str, str, str]:
+    """(sampled answers, greedy answer, HTML below) of one prompt at one evaluation; hidden unless it is the last."""
     attrs = f'class="state" data-step="{number}"{"" if number == last else " hidden"}'
     if not shot:
         return "", "", f'<div {attrs}><p class="dim">not among the prompts of this evaluation</p></div>'
     greedy, sampled = shot.get("greedy", []), shot.get("sampled", [])
     row = (greedy or sampled)[0]
-    below, above = (box_group([b for r in rows for b in boxes_of(r, "pred_boxes")], kind)
+    below, above = ("".join(overlay(r, "pred", kind, size) for r in rows)
                     for rows, kind in ((sampled, "sampled"), (greedy, "greedy")))
     mean = sum(metric_of(r, metric) for r in sampled) / len(sampled) if sampled else None
     samples = f'<span class="badge soft">mean of {len(sampled)} samples {mean:.2f}</span>' if mean is not None else ""
     text = row.get("text") or ""
     body = f"<pre dir=auto>{cut_text(text, GALLERY_TEXT)}</pre>" if text else '<p class="dim">empty answer</p>'
-    words = f'<div {attrs}><p class="badges">{_badge(row, metric)}{samples}</p>{body}</div>'
+    words = f'<div {attrs}>{_texts(row, sampled)}<p class="badges">{_badge(row, metric)}{samples}</p>{body}</div>'
     return f"<g {attrs}>{below}</g>", f"<g {attrs}>{above}</g>", words
 
 
 def gallery(run: Run, pictures: Pictures, metric: str) -> str:
-    """Cards with a picture, its boxes and the model's text; the slider shows one evaluation at a time."""
-    evals, ids = _thinned(run.evals), _ids(run)
-    shots = [_shots(e, set(ids)) for e in evals]
-    units = sorted({u for s in shots for u in s}, key=lambda u: (ids.index(u[1]), u))
+    """Cards with a picture, the gold and the model's answers over it, and texts; the slider shows one evaluation."""
+    evals, units = _thinned(run.evals), _units(run)
+    shots = [_shots(e, set(units)) for e in evals]
+    units = [u for u in units if any(u in s for s in shots)]
     if not units:
         return '<p class="missing">No predictions of gallery pictures in eval/*/predictions.jsonl.</p>'
+    found = [(u, next(s[u] for s in reversed(shots) if u in s)) for u in units]
+    rows = [(u, (modes.get("greedy") or modes.get("sampled") or [{}])[0]) for u, modes in found]
+    many = len({(u[0], task_of(row)) for u, row in rows}) > 1
     cards, last = [], len(evals) - 1
-    for unit in units:
-        rows = next(s[unit] for s in reversed(shots) if unit in s)
-        row = (rows.get("greedy") or rows.get("sampled") or [{}])[0]
-        states = [_state(i, last, s.get(unit), metric) for i, s in enumerate(shots)]
+    for unit, row in rows:
+        states = [_state(i, last, s.get(unit), metric, pictures.size_of(row)) for i, s in enumerate(shots)]
         below, above, texts = ("".join(part) for part in zip(*states, strict=True))
-        cards.append(f'<article class="card pic">{pictures.drawing(row, below, above)}'
+        cards.append(f'<article class="card pic">{_tag(row, many)}{pictures.drawing(row, below, above)}'
                      f'<h4 dir=auto>{cut_text(row.get("question", ""), 300)}</h4>{texts}</article>')
     steps = " ".join(str(e.step) for e in evals)
     thinned = f" Shown: {len(evals)} of {len(run.evals)} evaluations." if len(evals) < len(run.evals) else ""
@@ -100,17 +151,28 @@ def gallery(run: Run, pictures: Pictures, metric: str) -> str:
             f'<div class="pics">{"".join(cards)}</div></div>')
 
 
-def _case(row: Row, pictures: Pictures, metric: str, extra: str = "") -> str:
-    overlay = box_group(boxes_of(row, "pred_boxes"), "greedy" if row.get("mode") == "greedy" else "sampled")
+def _case(row: Row, pictures: Pictures, metric: str, many: bool, extra: str = "") -> str:
+    kind = "greedy" if row.get("mode") == "greedy" else "sampled"
+    above = overlay(row, "pred", kind, pictures.size_of(row))
     text = row.get("text") or ""
     body = f"<pre dir=auto>{cut_text(text, CASE_TEXT)}</pre>" if text else '<p class="dim">empty answer</p>'
-    return (f'<article class="card pic">{pictures.drawing(row, "", overlay)}<h4 '
+    return (f'<article class="card pic">{_tag(row, many)}{pictures.drawing(row, "", above)}<h4 '
             f'dir=auto>{cut_text(row.get("question", ""), 300)}</h4>'
-            f'<p class="badges">{_badge(row, metric)}{extra}</p>{body}</article>')
+            f'{_texts(row)}<p class="badges">{_badge(row, metric)}{extra}</p>{body}</article>')
 
 
 def _mode(evaluation: EvalStep) -> str:
     return "greedy" if evaluation.estimates.get("greedy") else "sampled"
+
+
+def _lowest(rows: Iterable[Row], metric: str, count: int) -> list[Row]:
+    """The lowest of each source in turns, so that one hard source does not hide the others."""
+    by_source: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_source[unit_of(row)[0]].append(row)
+    each = [heapq.nsmallest(count, part, key=lambda r: metric_of(r, metric)) for _, part in sorted(by_source.items())]
+    turns = [(turn, number, row) for number, part in enumerate(each) for turn, row in enumerate(part)]
+    return [row for _, _, row in sorted(turns, key=lambda t: t[:2])][:max(count, len(each))]
 
 
 def worst_cases(run: Run, pictures: Pictures, metric: str, count: int = 8) -> str:
@@ -119,24 +181,26 @@ def worst_cases(run: Run, pictures: Pictures, metric: str, count: int = 8) -> st
         return '<p class="missing">No finished evaluation in eval/.</p>'
     first, last = run.evals[0], run.evals[-1]
     mode = _mode(last)
-    chosen: dict[tuple[str, str], Row] = {}
+    chosen: dict[Unit, Row] = {}
     for row in last.rows(lambda r: r.get("mode") == mode and bool(score_of(r).get("parsed"))):
         old = chosen.get(unit_of(row))
         if old is None or metric_of(row, metric) < metric_of(old, metric):
             chosen[unit_of(row)] = row
-    lowest = heapq.nsmallest(count, chosen.values(), key=lambda r: metric_of(r, metric))
+    lowest = _lowest(chosen.values(), metric, count)
     if not lowest:
         return f'<p class="missing">No parsed {mode} answers at step {last.step:,}.</p>'
-    name = esc(metric_name(metric).removeprefix("m"))
-    out = [f"<h3>Lowest {name} among parsed {mode} answers, step {last.step:,}</h3>",
-           f'<div class="pics">{"".join(_case(r, pictures, metric) for r in lowest)}</div>']
+    many = len({(u[0], task_of(r)) for u, r in chosen.items()}) > 1
+    each = " of each source" if len({u[0] for u in chosen}) > 1 else ""
+    name = "scores" if metric == "headline" else _title(metric)
+    out = [f"<h3>Lowest {name}{each} among parsed {mode} answers, step {last.step:,}</h3>",
+           f'<div class="pics">{"".join(_case(r, pictures, metric, many) for r in lowest)}</div>']
     if last is not first and mode == _mode(first) == "greedy":
         before = {unit_of(r): metric_of(r, metric) for r in first.rows(lambda r: r.get("mode") == mode)}
         drops = [(metric_of(r, metric) - before[u], r) for u, r in chosen.items() if u in before]
         worse = [d for d in heapq.nsmallest(4, drops, key=lambda d: d[0]) if d[0] < -0.05]
         if worse:
-            cards = "".join(_case(r, pictures, metric, f'<span class="badge soft">was {metric_of(r, metric) - d:.2f}'
-                                                       f'</span>')
+            cards = "".join(_case(r, pictures, metric, many, f'<span class="badge soft">was '
+                                                             f'{metric_of(r, metric) - d:.2f}</span>')
                             for d, r in worse)
             out.append(f'<h3>Fell most since step {first.step:,}</h3><div class="pics">{cards}</div>')
     return "".join(out)
@@ -171,6 +235,7 @@ def parse_failures(run: Run, count: int = 10) -> str:
 def _failure(row: Row) -> str:
     reason = esc(str(score_of(row).get("reason") or "no reason")[:120])
     return (f'<div class="card fail"><p class="badges"><span class="badge bad">{reason}</span>'
-            f'<span class="badge soft">{esc(row.get("mode", ""))}, ended by {esc(row.get("stop", "?"))}</span></p>'
+            f'<span class="badge soft">{esc(row.get("mode", ""))}, ended by {esc(row.get("stop", "?"))}, '
+            f'{esc(row.get("source", ""))}</span></p>'
             f'<h4 dir=auto>{cut_text(row.get("question", ""), 300)}</h4>'
             f'<pre dir=auto>{cut_text(row.get("text") or "", CASE_TEXT) or "(empty)"}</pre></div>')

@@ -29,6 +29,8 @@ class EvalStep:
     estimates: Mapping[str, Mapping[str, Mapping[str, float | None]]]
     per_source: Mapping[str, Mapping[str, Mapping[str, float | None]]]
     protocol: Mapping[str, Any]
+    per_task: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
+    headlines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # table -> row -> the metric it is judged by
 
     def rows(self, keep: Callable[[dict[str, Any]], bool] = lambda row: True) -> Iterator[dict[str, Any]]:
         """Rows of predictions.jsonl that `keep` wants, read line by line; lines cut short by a kill are passed over."""
@@ -78,6 +80,12 @@ class Run:
         """Data sources named in training metrics and evaluations, in order of first appearance."""
         found = [m.group(1) for n in self.names() if (m := re.fullmatch(r"train/(.+)/reward/mean", n))]
         return list(dict.fromkeys(found + [s for e in self.evals for s in e.per_source]))
+
+    def headline(self, source: str) -> str | None:
+        """The metric that `source` is judged by; None when its tasks differ or no evaluation names it."""
+        named = next((e.headlines["per_source"][source] for e in reversed(self.evals)
+                      if source in e.headlines.get("per_source", {})), None)
+        return named if named and "," not in named else None
 
 
 def number(value: Any) -> float | None:
@@ -134,6 +142,15 @@ def _estimates(value: Any) -> dict[str, dict[str, float | None]]:
             if isinstance(e, Mapping) and number(e.get("mean")) is not None}
 
 
+def _table(value: Any) -> dict[str, dict[str, dict[str, float | None]]]:
+    return {str(name): _estimates(row) for name, row in value.items()} if isinstance(value, Mapping) else {}
+
+
+def _names(value: Any) -> dict[str, dict[str, str]]:
+    tables = value.items() if isinstance(value, Mapping) else ()
+    return {str(t): {str(k): str(v) for k, v in rows.items()} for t, rows in tables if isinstance(rows, Mapping)}
+
+
 def _load_evals(run: Run) -> None:
     folder = run.folder / "eval"
     if not folder.is_dir():
@@ -148,11 +165,10 @@ def _load_evals(run: Run) -> None:
         data = _json(path / "results.json", run)
         if not data:
             continue
-        sources = data.get("per_source")
         run.evals.append(EvalStep(
             int(path.name.removeprefix("step_")), path, {m: _estimates(data.get(m)) for m in ("greedy", "sampled")},
-            {str(s): _estimates(v) for s, v in sources.items()} if isinstance(sources, Mapping) else {},
-            data["protocol"] if isinstance(data.get("protocol"), Mapping) else {}))
+            _table(data.get("per_source")), data["protocol"] if isinstance(data.get("protocol"), Mapping) else {},
+            _table(data.get("per_task")), _names(data.get("headlines"))))
         if not (path / "predictions.jsonl").is_file():
             run.notes.append(f"eval/{path.name}/predictions.jsonl is missing")
     run.evals.sort(key=lambda e: e.step)

@@ -1,4 +1,7 @@
-"""Pictures for the page: shrunk, encoded into the file itself, with boxes drawn over them in original pixels."""
+"""Pictures for the page: shrunk, encoded into the file itself, with boxes, points and labels drawn over them.
+
+Everything over a picture is SVG in pixels of the original, so that it stays sharp at every size of the page.
+"""
 from __future__ import annotations
 
 import base64
@@ -9,12 +12,16 @@ from typing import Any
 
 from mmrl.errors import MediaError
 from mmrl.media import open_image
-from mmrl.report.rows import boxes_of
+from mmrl.report.rows import boxes_of, labels_of, points_of
 from mmrl.report.text import esc
 
-__all__ = ["Pictures", "box_group"]
+__all__ = ["Pictures", "box_group", "label_group", "overlay", "point_group"]
 
 LONG_SIDE = 480  # pixels: twice the width at which a card shows it
+MOST_LABELS = 16  # beyond it words only cover the picture
+_ARM = 0.028  # of the picture's long side: half the width of a cross
+_LETTER = 0.05  # of the picture's long side: height of a label
+Size = tuple[int, int]
 
 
 class Pictures:
@@ -22,15 +29,15 @@ class Pictures:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._seen: dict[str, tuple[str, tuple[int, int], str]] = {}
+        self._seen: dict[str, tuple[str, Size, str]] = {}
 
-    def get(self, path: str) -> tuple[str, tuple[int, int], str]:
+    def get(self, path: str) -> tuple[str, Size, str]:
         """(data address, original (width, height), '') or ('', (4, 3), reason) when it cannot be shown."""
         if path not in self._seen:
             self._seen[path] = self._load(path)
         return self._seen[path]
 
-    def _load(self, path: str) -> tuple[str, tuple[int, int], str]:
+    def _load(self, path: str) -> tuple[str, Size, str]:
         inside = self.folder / path
         try:
             picture = open_image(inside if inside.is_file() else path)
@@ -48,22 +55,48 @@ class Pictures:
                 kind, data = "png", encoded.getvalue()
         return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}", size, ""
 
+    def size_of(self, row: Mapping[str, Any]) -> Size:
+        """(width, height) of the picture that `drawing` shows for the row."""
+        paths, shown = _pictures_of(row)
+        return self.get(paths[shown])[1] if paths else (4, 3)
+
     def drawing(self, row: Mapping[str, Any], below: str, above: str = "") -> str:
-        """The row's first picture with its gold boxes; `below` and `above` are SVG in original pixels around them."""
-        images = row.get("images")
-        if not isinstance(images, Sequence) or isinstance(images, str) or not images:
-            return '<div class="frame none"><span>no picture</span></div>'
-        address, (width, height), reason = self.get(str(images[0]))
+        """The row's picture with its gold answer; `below` and `above` are SVG in original pixels around it.
+
+        Of several pictures it is the one that the answer is about (params.image_index)."""
+        paths, shown = _pictures_of(row)
+        if not paths:
+            return '<div class="frame none without"><span>no picture</span></div>'
+        address, (width, height), reason = self.get(paths[shown])
         if reason:
             return f'<div class="frame none"><span>{esc(reason)}</span></div>'
-        more = f'<span class="more">1 of {len(images)} pictures</span>' if len(images) > 1 else ""
+        more = f'<span class="more">{shown + 1} of {len(paths)} pictures</span>' if len(paths) > 1 else ""
         label = esc(f"picture of {row.get('id', '')}")
         return (f'<div class="frame"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
                 f'<image href="{address}" width="{width}" height="{height}"/>'
-                f'{below}{box_group(boxes_of(row, "gold_boxes"), "gold")}{above}</svg>{more}</div>')
+                f'{below}{overlay(row, "gold", "gold", (width, height))}{above}</svg>{more}</div>')
 
 
-def box_group(boxes: Sequence[tuple[float, float, float, float]], kind: str) -> str:
+def _pictures_of(row: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Paths of the row's pictures and the place of the one its answer is about."""
+    images = row.get("images")
+    if not isinstance(images, Sequence) or isinstance(images, str) or not images:
+        return [], 0
+    sample = row.get("sample")
+    params = sample.get("params") if isinstance(sample, Mapping) else None
+    index = params.get("image_index", 0) if isinstance(params, Mapping) else 0
+    return [str(p) for p in images], index if isinstance(index, int) and 0 <= index < len(images) else 0
+
+
+def overlay(row: Mapping[str, Any], side: str, kind: str, size: Size) -> str:
+    """Boxes, points and labels of one side of a row ('pred' or 'gold'), drawn as `kind` (gold, greedy, sampled)."""
+    boxes = boxes_of(row, f"{side}_boxes")
+    labels = labels_of(row, f"{side}_labels") if kind != "sampled" else []
+    words = label_group(boxes, labels, kind, size) if len(labels) == len(boxes) <= MOST_LABELS else ""
+    return box_group(boxes, kind) + point_group(points_of(row, f"{side}_points"), kind, size) + words
+
+
+def box_group(boxes: Sequence[tuple[float, ...]], kind: str) -> str:
     """SVG rectangles of class `kind` (gold, greedy, sampled), each over a dark halo so that it shows on any picture."""
     out = []
     for x1, y1, x2, y2 in boxes:
@@ -71,4 +104,31 @@ def box_group(boxes: Sequence[tuple[float, float, float, float]], kind: str) -> 
         shape = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
         halo = "" if kind == "sampled" else f'<rect class="halo {kind}-halo" {shape}/>'
         out.append(f'{halo}<rect class="{kind}" {shape}/>')
+    return "".join(out)
+
+
+def point_group(points: Sequence[tuple[float, ...]], kind: str, size: Size) -> str:
+    """Crosses of class `kind` over a halo: gold upright (+), answers slanting (x), so that both show at one place."""
+    arm = _ARM * max(size) * (0.6 if kind == "sampled" else 1.0)
+    out = []
+    for x, y in points:
+        if kind == "gold":
+            shape = f"M{x - arm:.1f} {y:.1f}h{2 * arm:.1f}M{x:.1f} {y - arm:.1f}v{2 * arm:.1f}"
+        else:
+            a = 0.75 * arm
+            shape = (f"M{x - a:.1f} {y - a:.1f}l{2 * a:.1f} {2 * a:.1f}M{x - a:.1f} {y + a:.1f}l{2 * a:.1f} {-2 * a:.1f}")
+        halo = "" if kind == "sampled" else f'<path class="mark halo" d="{shape}"/>'
+        out.append(f'{halo}<path class="mark {kind}" d="{shape}"/>')
+    return "".join(out)
+
+
+def label_group(boxes: Sequence[tuple[float, ...]], labels: Sequence[str], kind: str, size: Size) -> str:
+    """The boxes' words: those of the truth above the box, those of an answer under it, inside the picture either way."""
+    letter, (width, height) = _LETTER * max(size), size
+    out = []
+    for (x1, y1, x2, y2), label in zip(boxes, labels, strict=True):
+        y = min(y1, y2) - 0.3 * letter if kind == "gold" else max(y1, y2) + 0.95 * letter
+        y = min(max(y, letter), height - 0.25 * letter)
+        x = min(max(0.0, min(x1, x2)), max(0.0, width - 0.64 * letter * min(len(label), 24)))
+        out.append(f'<text class="word {kind}" x="{x:.1f}" y="{y:.1f}" font-size="{letter:.1f}">{esc(label[:24])}</text>')
     return "".join(out)

@@ -1,17 +1,22 @@
-"""What the page asks of predictions.jsonl: a metric of one row, scores per prompt, paired gains between evaluations."""
+"""What the page asks of predictions.jsonl: a metric of one row, what to draw of it, paired gains between evaluations.
+
+The metric 'headline' is each row's own: its task's, named in the row. So rows of several tasks share one column.
+"""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mmrl.report.load import EvalStep, number
 from mmrl.stats import Estimate, paired_gain
 
-__all__ = ["boxes_of", "gains", "metric_of", "score_of", "unit_of"]
+__all__ = ["boxes_of", "gains", "headline_of", "is_right", "labels_of", "metric_of", "part_gains", "points_of", "score_of",
+           "task_of", "text_of", "unit_of"]
 
 Scores = dict[tuple[str, str], dict[tuple[str, str], list[float]]]
 """(mode, metric) -> prompt -> one score per completion."""
+_ALWAYS = ("reward", "parse_rate", "headline")
 
 
 def score_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -25,8 +30,22 @@ def unit_of(row: Mapping[str, Any]) -> tuple[str, str]:
     return str(row.get("source", "")), str(row.get("id", ""))
 
 
-def metric_of(row: Mapping[str, Any], name: str) -> float:
-    """'reward', 'parse_rate' or one of the score's metrics; what a failure lacks counts as 0, as in evaluation."""
+def task_of(row: Mapping[str, Any]) -> str:
+    """Name of the row's task."""
+    return str(row.get("task", ""))
+
+
+def headline_of(row: Mapping[str, Any], default: str = "reward") -> str:
+    """The metric the row's task is judged by; `default` for rows that do not name it."""
+    return str(row.get("headline") or default)
+
+
+def metric_of(row: Mapping[str, Any], name: str, default: str = "reward") -> float:
+    """'reward', 'parse_rate', 'headline' or one of the score's metrics; what a failure lacks counts as 0, as in evaluation.
+
+    `default` is the headline of rows that name none."""
+    if name == "headline":
+        name = headline_of(row, default)
     score = score_of(row)
     if name == "reward":
         return number(score.get("value")) or 0.0
@@ -36,33 +55,109 @@ def metric_of(row: Mapping[str, Any], name: str) -> float:
     return (number(metrics.get(name)) if isinstance(metrics, Mapping) else None) or 0.0
 
 
-def boxes_of(row: Mapping[str, Any], kind: str) -> list[tuple[float, float, float, float]]:
-    """Valid boxes (x1, y1, x2, y2) in pixels of the original picture; 'pred_boxes' or 'gold_boxes'."""
+def is_right(row: Mapping[str, Any]) -> bool | None:
+    """The task's own verdict (its metric 'correct'), or None when it has none."""
+    metrics = score_of(row).get("metrics")
+    value = number(metrics.get("correct")) if isinstance(metrics, Mapping) else None
+    return None if value is None else value >= 0.5
+
+
+def _detail(row: Mapping[str, Any]) -> Mapping[str, Any]:
     detail = score_of(row).get("detail")
-    if not isinstance(detail, Mapping) or detail.get("frame", "abs_orig") != "abs_orig":
+    return detail if isinstance(detail, Mapping) else {}
+
+
+def _tuples(row: Mapping[str, Any], key: str, length: int) -> list[tuple[float, ...]]:
+    """Lists of `length` finite numbers under `key`, in pixels of the original picture."""
+    detail = _detail(row)
+    found = detail.get(key)
+    if detail.get("frame", "abs_orig") != "abs_orig" or not isinstance(found, list):
         return []
-    found = detail.get(kind)
     out = []
-    for box in found if isinstance(found, list) else []:
-        values = [number(v) for v in box] if isinstance(box, (list, tuple)) else []
-        if len(values) == 4 and None not in values:
-            x1, y1, x2, y2 = (v or 0.0 for v in values)
-            out.append((x1, y1, x2, y2))
+    for item in found:
+        values = [number(v) for v in item] if isinstance(item, (list, tuple)) else []
+        if len(values) == length and None not in values:
+            out.append(tuple(v or 0.0 for v in values))
     return out
 
 
-def _scores(evaluation: EvalStep, metrics: Iterable[str]) -> Scores:
+def boxes_of(row: Mapping[str, Any], kind: str) -> list[tuple[float, ...]]:
+    """Valid boxes (x1, y1, x2, y2) in pixels of the original picture; 'pred_boxes' or 'gold_boxes'."""
+    return _tuples(row, kind, 4)
+
+
+def points_of(row: Mapping[str, Any], kind: str) -> list[tuple[float, ...]]:
+    """Valid points (x, y) in pixels of the original picture; 'pred_points' or 'gold_points'."""
+    return _tuples(row, kind, 2)
+
+
+def labels_of(row: Mapping[str, Any], kind: str) -> list[str]:
+    """The words beside the boxes; [] unless there is one per box. 'pred_labels' or 'gold_labels'."""
+    found = _detail(row).get(kind)
+    boxes = _detail(row).get(kind.replace("labels", "boxes"))
+    if not isinstance(found, list) or not isinstance(boxes, list) or len(found) != len(boxes):
+        return []
+    return [str(label) for label in found]
+
+
+def text_of(row: Mapping[str, Any], kind: str) -> str | None:
+    """'pred_text' or 'gold_text', or None when the task gives none."""
+    found = _detail(row).get(kind)
+    return None if found is None else str(found)
+
+
+def _measured(evaluations: Iterable[EvalStep]) -> dict[tuple[str, str], set[str]]:
+    """(source, task) -> the metrics that any of its scores has."""
+    out: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for evaluation in evaluations:
+        for row in evaluation.rows():
+            metrics = score_of(row).get("metrics")
+            found = {str(k) for k in metrics} if isinstance(metrics, Mapping) else set()
+            out[unit_of(row)[0], task_of(row)] |= found | {headline_of(row)}
+    return out
+
+
+def _scores(evaluation: EvalStep, names: list[str], measured: Mapping[tuple[str, str], set[str]], default: str,
+            keep: Callable[[dict[str, Any]], bool] = lambda row: True) -> Scores:
     out: Scores = defaultdict(lambda: defaultdict(list))
-    names = list(metrics)
-    for row in evaluation.rows():
+    for row in evaluation.rows(keep):
+        known = measured[unit_of(row)[0], task_of(row)]
         for name in names:
-            out[str(row.get("mode", "")), name][unit_of(row)].append(metric_of(row, name))
+            if name in known or name in _ALWAYS:
+                out[str(row.get("mode", "")), name][unit_of(row)].append(metric_of(row, name, default))
     return out
 
 
 def gains(first: EvalStep, last: EvalStep, metrics: Iterable[str]) -> dict[tuple[str, str], Estimate]:
-    """(mode, metric) -> paired gain over the prompts present in both evaluations."""
-    names = list(dict.fromkeys(metrics))
-    before, after = _scores(first, names), _scores(last, names)
-    found = {key: paired_gain(before[key], after[key]) for key in after if key in before}
-    return {key: gain for key, gain in found.items() if gain is not None}
+    """(mode, metric) -> paired gain over the prompts present in both evaluations whose task measures the metric.
+
+    'macro' is the mean over sources of the gains of their headlines."""
+    wanted = list(dict.fromkeys(metrics))
+    names, measured = [n for n in wanted if n != "macro"], _measured((first, last))
+    before, after = (_scores(e, names, measured, "reward") for e in (first, last))
+    paired = {key: paired_gain(before[key], after[key]) for key in after if key in before}
+    found = {key: gain for key, gain in paired.items() if gain is not None}
+    return {**found, **_macro_gains(first, last)} if "macro" in wanted else found
+
+
+def _macro_gains(first: EvalStep, last: EvalStep) -> dict[tuple[str, str], Estimate]:
+    from mmrl.evaluate import macro_estimate  # brings torch; only runs with a macro mean need it
+
+    per_mode: dict[str, list[Estimate]] = defaultdict(list)
+    for (mode, _), gain in part_gains(first, last, lambda row: unit_of(row)[0]).items():
+        per_mode[mode].append(gain)
+    return {(mode, "macro"): macro_estimate(found) for mode, found in per_mode.items()}
+
+
+def part_gains(first: EvalStep, last: EvalStep, part_of: Callable[[dict[str, Any]], str],
+               default: str = "reward") -> dict[tuple[str, str], Estimate]:
+    """(mode, part) -> paired gain of the headline over the part's prompts; `part_of` names the part of a row."""
+    tables = []
+    for evaluation in (first, last):
+        table: Scores = defaultdict(lambda: defaultdict(list))
+        for row in evaluation.rows():
+            table[str(row.get("mode", "")), part_of(row)][unit_of(row)].append(metric_of(row, "headline", default))
+        tables.append(table)
+    before, after = tables
+    paired = {key: paired_gain(before[key], after[key]) for key in after if key in before}
+    return {key: gain for key, gain in paired.items() if gain is not None}

@@ -1,69 +1,17 @@
-"""The tables of the page: sources, alarms, timing, configuration and versions."""
+"""The tables of the page: alarms, timing, configuration and versions."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
 from mmrl.report.charts import Line, bar_chart, line_chart, share_bar
-from mmrl.report.curves import MODES, metric_order
-from mmrl.report.load import EvalStep, Run, Series
-from mmrl.report.text import esc, interval, metric_name, plural, short, span
+from mmrl.report.load import Run, Series
+from mmrl.report.text import esc, plural, short, span
 
-__all__ = ["alarms", "configuration", "per_source", "timing"]
+__all__ = ["alarms", "configuration", "timing"]
 
 PHASES = {"rollout": "c1", "reward": "c3", "logprobs": "c6", "update": "c2"}
 BESIDE = {"eval": "c5", "checkpoint": "c4"}
-
-
-Numbers = Mapping[str, float | None]
-
-
-def _source_estimate(evaluation: EvalStep | None, source: str, mode: str, metric: str) -> Numbers | None:
-    """per_source names sampled metrics 'sampled/iou' when there are greedy ones too, plainly otherwise."""
-    if evaluation is None:
-        return None
-    plain = mode == "greedy" or not evaluation.estimates.get("greedy")
-    if mode == "greedy" and not evaluation.estimates.get("greedy"):
-        return None
-    return evaluation.per_source.get(source, {}).get(metric if plain else f"{mode}/{metric}")
-
-
-def _change(before: Mapping[str, float | None] | None, after: Mapping[str, float | None] | None) -> str:
-    if before is None and after is None:
-        return '<td class="num dim">–</td>'
-    new = after or before or {}
-    mean, spread = interval(new)
-    old = f'<span class="dim">{interval(before)[0]} → </span>' if before and after else ""
-    return f'<td class="num">{old}<b>{mean}</b><br><span class="ci">{spread}</span></td>'
-
-
-def per_source(run: Run, headline: str) -> str:
-    """One row per data source: held-out metrics before -> after with intervals, training reward early and late."""
-    sources = run.sources()
-    if not sources:
-        return '<p class="missing">No data source is named in metrics.jsonl or eval/*/results.json.</p>'
-    first = run.evals[0] if run.evals else None
-    last = run.evals[-1] if len(run.evals) > 1 else None
-    names = metric_order([n for e in run.evals for m in MODES for n in e.estimates.get(m, {})], headline)
-    names = [n for n in names if n in (headline, "iou", "acc@0.5", "parse_rate")][:3]
-    columns = [(m, n) for n in names for m in MODES if any(
-        _source_estimate(e, s, m, n) for e in run.evals for s in sources)]
-    head = "".join(f'<th class="num">{esc(metric_name(n))}<br><small>{m}</small></th>' for m, n in columns)
-    rows = []
-    for source in sources:
-        counts = [_source_estimate(last or first, source, m, n) for m, n in columns]
-        n = next((e["n"] for e in counts if e and e.get("n") is not None), None)
-        cells = "".join(_change(*(_source_estimate(e, source, m, k) for e in (first, last))) for m, k in columns)
-        values = [v for _, v in run.series(f"train/{source}/reward/mean") if v is not None]
-        tenth = max(1, len(values) // 10)
-        train = (f'<span class="dim">{short(sum(values[:tenth]) / tenth)} → </span>'
-                 f'<b>{short(sum(values[-tenth:]) / tenth)}</b>'
-                 if values else "–")
-        rows.append(f'<tr><td>{esc(source)}</td><td class="num">{short(n)}</td>{cells}<td class="num">{train}</td>'
-                    f'</tr>')
-    return ('<div class="scroll card"><table><thead><tr><th>source</th><th class="num">n</th>' + head +
-            '<th class="num">training reward<br><small>first → last tenth</small></th></tr></thead>'
-            f'<tbody>{"".join(rows)}</tbody></table></div>')
 
 
 def alarms(run: Run) -> str:

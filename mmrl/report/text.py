@@ -11,7 +11,7 @@ __all__ = ["cut_text", "esc", "interval", "metric_name", "plural", "short", "spa
 
 _CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
 _NAMES = {"iou": "mIoU", "giou": "gIoU", "reward": "Reward", "parse_rate": "Parse rate",
-          "outside_image": "Outside picture"}
+          "outside_image": "Outside picture", "ned": "1 − NED", "macro": "Mean of sources", "headline": "Headline"}
 
 
 def esc(value: Any) -> str:

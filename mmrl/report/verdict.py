@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmrl.report.charts import track
-from mmrl.report.curves import MODES, metric_order
+from mmrl.report.curves import MODES, metric_names
 from mmrl.report.load import EvalStep, Run
-from mmrl.report.rows import gains
+from mmrl.report.rows import gains, part_gains, unit_of
 from mmrl.report.text import esc, interval, metric_name, short
 from mmrl.stats import Estimate
 
-__all__ = ["Outcome", "header", "outcome", "tiles"]
+__all__ = ["Outcome", "header", "mode_label", "outcome", "tiles"]
 
 Numbers = Mapping[str, float | None]
 
@@ -29,14 +29,20 @@ class Outcome:
 
 
 def outcome(run: Run) -> Outcome:
-    """Choose the headline (eval.best_metric of the configuration, else IoU, else reward), compare first with last."""
+    """Choose the headline and compare first with last.
+
+    It is eval.best_metric of the configuration, else the mean over sources where there are several, else the source's own
+    headline, IoU, 'correct' or the reward."""
     first = run.evals[0] if run.evals else None
     last = run.evals[-1] if len(run.evals) > 1 else None
     names = [(m, n) for e in run.evals[:1] for m in MODES for n in e.estimates.get(m, {})]
     mode, _, metric = _best_metric(run.config_text).partition("/")
-    wishes = [(mode, metric), *((m, n) for n in ("iou", "reward") for m in MODES), *names]
+    many = len(first.per_source) > 1 if first else False
+    own = [first.headlines["per_source"][s] for s in first.headlines.get("per_source", {})] if first and not many else []
+    usual = [*(["macro"] if many else []), *own, "iou", "correct", "reward"]
+    wishes = [(mode, metric), *((m, n) for n in usual for m in MODES), *names]
     mode, headline = next((w for w in wishes if w in names), ("sampled", "reward"))
-    pairs = gains(first, last, [n for _, n in names]) if first and last else {}
+    pairs = gains(first, last, [n for _, n in names if many or n != "macro"]) if first and last else {}
     return Outcome(headline, mode, first, last, pairs)
 
 
@@ -65,7 +71,8 @@ def verdict(run: Run, found: Outcome) -> str:
     """One sentence, only from the run's files."""
     if found.first is None:
         return "There is no held-out evaluation yet."
-    name = f"Held-out {metric_name(found.headline)} ({mode_label(found.first, found.mode)})"
+    what = metric_name(found.headline) if found.headline != "macro" else f"mean of {len(found.first.per_source)} sources"
+    name = f"Held-out {what} ({mode_label(found.first, found.mode)})"
     before = found.first.estimates[found.mode].get(found.headline)
     after = found.last.estimates[found.mode].get(found.headline) if found.last else None
     if before is None:
@@ -80,7 +87,18 @@ def verdict(run: Run, found: Outcome) -> str:
     if gain is None:
         return f"{name} went from {ends}."
     verb = "rose" if gain.low > 0 else "fell" if gain.high < 0 else "shows no certain change,"
-    return (f"{name} {verb} from {ends}: {_signed(gain)} on the same {gain.n:,} prompts.")
+    return (f"{name} {verb} from {ends}: {_signed(gain)} on the same {gain.n:,} prompts.{_by_source(found)}")
+
+
+def _by_source(found: Outcome) -> str:
+    """A sentence about which sources rose and fell by their own headline; '' for one source."""
+    if found.first is None or found.last is None or len(found.last.per_source) < 2 or not found.last.headlines:
+        return ""
+    parts = {name: gain for (mode, name), gain in part_gains(found.first, found.last, lambda row: unit_of(row)[0]).items()
+             if mode == found.mode}
+    rose, fell = (sorted(n for n, g in parts.items() if ok(g)) for ok in (lambda g: g.low > 0, lambda g: g.high < 0))
+    fallen = f"<b>{esc(', '.join(fell))}</b> fell" if fell else "none fell"
+    return f" Of {len(parts)} sources {len(rose) or 'none'} rose and {fallen} for certain."
 
 
 def _signed(gain: Estimate) -> str:
@@ -131,8 +149,10 @@ def tiles(found: Outcome) -> str:
     """A card per important metric, sampled above greedy: before, after, interval, paired gain; all numbers folded."""
     if found.first is None:
         return '<p class="missing">No finished evaluation in eval/: nothing to compare yet.</p>'
-    names = metric_order([n for m in MODES for n in found.first.estimates.get(m, {})], found.headline)
-    front = [n for n in names if n in (found.headline, "iou", "acc@0.5", "reward", "parse_rate")][:4] or names[:4]
+    names = metric_names([found.first], found.headline)
+    usual = [found.headline, *(["macro", "correct"] if "macro" in names else ["iou", "acc@0.5"]), "reward", "parse_rate"]
+    front = [n for n in names if n in usual][:4]
+    front = front if len(front) > 2 else list(dict.fromkeys([*front, *names]))[:4]
     cards = "".join(f'<div class="card tile"><h3>{esc(metric_name(n))}'
                     f'</h3>{"".join(_tile_row(found, m, n) for m in MODES)}</div>'
                     for n in front)

@@ -1,99 +1,82 @@
-"""EasyR1 / verl files: parquet (or JSON, JSON Lines) with `problem`, `answer` and `images`.
+"""EasyR1 / verl files: parquet (or JSON, JSON Lines) with `problem`, `answer` and `images`; EasyVideoR1 adds types.
 
 `images` holds paths, {"bytes", "path"} structs or bytes; embedded pictures are written once to `media_dir`, named by
-their content. The number of <image> placeholders in `problem` must equal the number of pictures.
+their content. The number of <image> placeholders in `problem` must equal the number of pictures. Rows with
+`problem_type` go to the task of that type (tasks.readers.problem_types); in rows without it the task asked for says
+how `answer` is read: a box in the text for grounding, else the text itself, inside <answer> where there are such tags.
 
     python -c "from tasks.readers.easyr1 import read_easyr1 as r; print(len(r('train.parquet')))"
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.errors import ConfigError, DataError, did_you_mean
-from mmrl.media import store_bytes
+from mmrl.errors import ConfigError
 from mmrl.types import Sample
-from tasks.readers.common import Readout, RowError, SizeOf, check_box, check_frame, collect, resolve_image, text_of
-from tasks.readers.vlm_r1 import box_in_text, json_rows
+from tasks.readers.answers import listed, options_in, read_answer, split_options
+from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect
+from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
+from tasks.readers.tables import data_files, media_folder, picture, question_of, read_files, row_id, rows_of, size_params
 
 __all__ = ["read_easyr1"]
 
-
-def _parquet_rows(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
-    """(row number from 1, row) of one parquet file, read batch by batch."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(path)
-        names = table.schema_arrow.names
-        for key in needed:
-            if key not in names:
-                raise DataError(f"{path}: expected a column '{key}', found {', '.join(names)}; set problem_key, "
-                                f"answer_key or images_key.{did_you_mean(key, names)}")
-        number = 0
-        for batch in table.iter_batches(batch_size=256):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
-    except (pa.ArrowException, OSError) as err:
-        raise DataError(f"{path}: expected a readable parquet file, found {err}; copy it again") from err
+_BOX_TASKS = ("grounding", "gui_grounding", "detection")
 
 
-def _image_path(value: Any, root: Path, media_dir: Path) -> str:
-    if isinstance(value, dict):
-        if value.get("bytes"):
-            return store_bytes(value["bytes"], media_dir)
-        return resolve_image(value.get("path"), root)
-    if isinstance(value, bytes):
-        return store_bytes(value, media_dir)
-    return resolve_image(value, root)
+def _question_and_params(row: Mapping[str, Any], task: str, question: str,
+                         sizes: list[tuple[int, int]]) -> tuple[str, dict[str, Any]]:
+    """(question without the options listed behind it, params)."""
+    params = {**size_params(sizes), **type_params(task, row.get("problem_type"))}
+    if task in ("choice", "spatial"):
+        question, behind = split_options(question)
+        options = options_in(row.get("options")) or options_in(behind)
+        params |= {"options": options} if options else {}
+    if row.get("problem_type"):
+        params["problem_type"] = row["problem_type"]
+    return question, params
 
 
 def read_easyr1(path: str | Path, *, image_root: str | None = None, media_dir: str | None = None,
                 frame: str = "abs_orig", problem_key: str = "problem", answer_key: str = "answer",
-                images_key: str = "images", task: str = "grounding", on_error: str = "raise") -> Readout:
+                images_key: str = "images", task: str = "grounding", types: Mapping[str, str] | None = None,
+                only_mine: bool = False, images_only: bool = False, on_error: str = "raise",
+                check: Check = check_by_task) -> Readout:
     """Read EasyR1 data: a parquet, JSON or JSON Lines file, or a folder of parquet files.
 
-    `frame` is the frame of the boxes in `answer` (a list of four numbers or text); `media_dir` receives embedded
-    pictures (default '<file>.media' beside the file). Rows are numbered per file.
+    `frame` is the frame of the boxes in `answer`; `media_dir` receives embedded pictures (default '<file>.media' beside
+    the file). `types` and `only_mine`: see tasks.readers.problem_types. `images_only` leaves rows with videos out, which
+    are errors otherwise. Rows are numbered per file.
     """
-    where = Path(path)
-    files = sorted(where.glob("*.parquet")) if where.is_dir() else [where]
-    if not files:
-        raise DataError(f"expected parquet files in {where}, found none; give the data file itself")
     keys = (problem_key, answer_key, images_key)
     if len(set(keys)) != 3:
         raise ConfigError(f"expected three different column names, found {', '.join(keys)}")
-    readout, box_frame = Readout(), check_frame(frame)
-    for file in files:
-        root = Path(image_root) if image_root else file.parent
-        media = Path(media_dir) if media_dir else file.with_name(file.name + ".media")
+    box_frame, routes = check_frame(frame), Routes("easyr1", task, types, only_mine)
+    needed = keys if task in _BOX_TASKS else keys[:2]
 
-        def convert(number: int, row: dict[str, Any], size_of: SizeOf, *, stem: str = file.stem, root: Path = root,
-                    media: Path = media) -> Iterable[Sample]:
-            values = row.get(images_key)
-            values = values if isinstance(values, list) else ([values] if values is not None else [])
-            problem = text_of(row.get(problem_key), problem_key)
-            placeholders = problem.count("<image>")
-            if placeholders != len(values) or not values:
-                raise RowError("as many <image> placeholders as pictures, at least one",
-                               f"{placeholders} placeholders and {len(values)} pictures", "add or remove <image> in it")
+    def read_one(file: Path) -> Readout:
+        root, media = Path(image_root) if image_root else file.parent, media_folder(file, media_dir)
+
+        def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
+            own = routes.task_of(row.get("problem_type"))
+            if row.get("videos") or row.get("data_type") == "video":
+                refuse_video("a row with a video", images_only)
+            values = listed(row.get(images_key))
+            if own in _BOX_TASKS and not values:
+                raise RowError(f"at least one picture in '{images_key}'", "none", "add it, or set images_key")
+            question = question_of(row.get(problem_key), len(values), problem_key)
             answer = row.get(answer_key)
             if answer is None:
-                raise RowError(f"'{answer_key}' with a box", f"keys {sorted(row)}", "add it or set answer_key")
-            images = tuple(_image_path(value, root, media) for value in values)
+                raise RowError(f"'{answer_key}' with the truth", f"keys {sorted(row)}", "add it or set answer_key")
+            images = tuple(picture(value, root, media) for value in values)
             sizes = [size_of(image) for image in images]  # all of them: a missing second picture is an error as well
-            width, height = sizes[0]
-            box = check_box(box_in_text(answer) if isinstance(answer, str) else answer, box_frame, (width, height))
+            question, params = _question_and_params(row, own, question, sizes)
             yield Sample(
-                id=str(row.get("id") or f"{stem}-{number}"), task=task, source=str(row.get("data_source") or stem),
-                question=text_of(problem.replace("<image>", " ").strip(), problem_key), answer=list(box), images=images,
-                params={"width": width, "height": height})
+                id=row_id(row.get("id", row.get("problem_id")), f"{file.stem}-{number}"), task=own,
+                source=str(row.get("data_source") or file.stem), question=question,
+                answer=check(own, read_answer(own, answer), box_frame, sizes, params), images=images, params=params)
 
-        rows = _parquet_rows(file, keys) if file.suffix == ".parquet" else json_rows(file)
-        part = collect(file, rows, convert, on_error)
-        readout.samples += part.samples
-        readout.rejected += part.rejected
-    return readout
+        return collect(file, rows_of(file, needed, "set problem_key, answer_key or images_key"), convert, on_error)
+
+    return read_files(data_files(Path(path), "*.parquet"), read_one, on_error)

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.registry import BUILT_IN
 from mmrl.types import Sample
 from tasks.readers.common import (
     Check,
     Readout,
     RowError,
     SizeOf,
+    SkipRow,
     check_answer_box,
     check_frame,
     collect,
@@ -60,13 +62,20 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: Path, task: str, stem: str,
-                    default_frame: str = "abs_orig", check: Check = check_answer_box) -> Sample:
-    """One own-format row -> Sample, its answer as `check` gives it. Raises RowError, MediaError.
+                    default_frame: str = "abs_orig", check: Check = check_answer_box, only_mine: bool = False) -> Sample:
+    """One own-format row -> Sample, its answer as `check` gives it. Raises RowError, MediaError, SkipRow.
 
-    `task` 'mixed' takes each row's task from its own 'task'; a row without pictures is a text question.
+    `task` 'mixed' takes each row's task from its own 'task'; a row that names another built-in task is refused, or left out
+    with `only_mine`. A row without pictures is a text question.
     """
+    own = row.get("task")
     if task == "mixed":
-        task = text_of(row.get("task"), "task")
+        task = text_of(own, "task")
+    elif own is not None and own != task and task in BUILT_IN:  # a task that is not built in knows what it asked for
+        if only_mine:
+            raise SkipRow(f"task {own}")
+        raise RowError(f"rows of task {task}", f"a row of task {own!r:.60}", "use task mixed, or set reader.only_mine=true to "
+                       "leave rows of other tasks out")
     for key in row:
         if key not in _KEYS:
             raise RowError(f"the keys {', '.join(_KEYS)}", f"{key!r}", "move extra fields into 'params'."
@@ -103,14 +112,15 @@ def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: 
 
 
 def read_own(path: str | Path, *, image_root: str | None = None, task: str = "grounding", frame: str = "abs_orig",
-             on_error: str = "raise", check: Check = check_answer_box) -> Readout:
-    """Read own-format JSON Lines. `frame` holds for rows that declare none. Raises DataError, or records (on_error)."""
+             only_mine: bool = False, on_error: str = "raise", check: Check = check_answer_box) -> Readout:
+    """Read own-format JSON Lines. `frame` holds for rows that declare none; `only_mine` leaves rows of other tasks out and
+    counts them. Raises DataError, or records (on_error)."""
     file = Path(path)
     check_frame(frame)
     root = Path(image_root) if image_root else file.parent
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         return [sample_from_row(number, row, size_of, root=root, task=task, stem=file.stem, default_frame=frame,
-                                check=check)]
+                                check=check, only_mine=only_mine)]
 
     return collect(file, json_lines(file), convert, on_error)

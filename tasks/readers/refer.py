@@ -9,16 +9,17 @@ and become corners. The refs' own file_name ('..._16.jpg') names no existing fil
 """
 from __future__ import annotations
 
-import json
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.types import Sample
-from tasks.readers.common import Readout, RowError, SizeOf, check_box, collect, resolve_image, text_of
+from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, resolve_image, text_of
+from tasks.readers.problem_types import check_by_task, fixed_task
+from tasks.readers.tables import read_json
 
 __all__ = ["load_plain_pickle", "read_refer"]
 
@@ -71,11 +72,11 @@ def _refs_file(path: Path, split_by: str | None) -> Path:
 def _instances(path: Path) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
     """(images by id, annotations by id) of instances.json."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path) if path.is_file() else None
+        if content is None:
+            raise DataError(f"expected instances.json beside the refs file, found none at {path}; copy it there")
         return {i["id"]: i for i in content["images"]}, {a["id"]: a for a in content["annotations"]}
-    except OSError as err:
-        raise DataError(f"expected instances.json beside the refs file, found none at {path}; copy it there") from err
-    except (ValueError, KeyError, TypeError) as err:
+    except (KeyError, TypeError) as err:
         raise DataError(f"{path}: expected COCO 'images' and 'annotations' with ids, found another content "
                         f"({type(err).__name__}: {err}); download it again") from err
 
@@ -100,13 +101,14 @@ def _default_images(release: Path) -> Path:
 
 
 def read_refer(path: str | Path, *, image_root: str | None = None, split: str | None = None,
-               split_by: str | None = None, task: str = "grounding", on_error: str = "raise") -> Readout:
+               split_by: str | None = None, task: str = "grounding", types: Mapping[str, str] | None = None,
+               on_error: str = "raise", check: Check = check_by_task) -> Readout:
     """One sample per sentence, id '<folder>-<ref_id>-<sent_id>', source '<folder>/<split>'.
 
     `path` is the release folder or a refs(*).p file; `split` keeps train, val, test, testA or testB (default all);
     `image_root` holds the COCO train2014 pictures; by default they are looked for where the official download puts
     them, <root>/images/mscoco/images/train2014 beside the release folder, then in <release>/images, then in the release
-    folder itself. Row numbers in errors count refs.
+    folder itself. `types={'grounding': TASK}` sends the rows to another task. Row numbers in errors count refs.
     """
     folder_or_file = Path(path)
     file = _refs_file(folder_or_file, split_by)
@@ -118,6 +120,7 @@ def read_refer(path: str | Path, *, image_root: str | None = None, split: str | 
     if split is not None and split not in splits:
         raise ConfigError(f"unknown split {split!r}; {file} has {', '.join(sorted(splits))}."
                           f"{did_you_mean(split, splits)}")
+    own = fixed_task("refer", "grounding", task, types)
     root, release = Path(image_root) if image_root else _default_images(file.parent), file.parent.name
 
     def rows() -> Iterator[tuple[int, Any]]:
@@ -134,11 +137,15 @@ def read_refer(path: str | Path, *, image_root: str | None = None, split: str | 
         image = resolve_image(_field(picture, "file_name", "the image"), root)
         width, height = size_of(image)
         x, y, w, h = xywh
-        box = check_box([x, y, x + w, y + h], CoordFrame.ABS_ORIG, (width, height))
-        for sentence in _field(ref, "sentences", "the reference"):
+        params = {"width": width, "height": height}
+        box = check(own, [x, y, x + w, y + h], CoordFrame.ABS_ORIG, [(width, height)], params)
+        sentences = _field(ref, "sentences", "the reference")
+        if not isinstance(sentences, list) or not sentences:
+            raise RowError("a list of sentences", repr(sentences)[:80], "download the official file again")
+        for sentence in sentences:
             yield Sample(
                 id=f"{release}-{_field(ref, 'ref_id', 'the reference')}-{_field(sentence, 'sent_id', 'the sentence')}",
-                task=task, source=f"{release}/{ref.get('split')}", question=text_of(sentence.get("sent"), "sent"),
-                answer=list(box), images=(image,), params={"width": width, "height": height})
+                task=own, source=f"{release}/{ref.get('split')}", question=text_of(sentence.get("sent"), "sent"),
+                answer=box, images=(image,), params=params)
 
     return collect(file, rows(), convert, on_error)

@@ -2,62 +2,31 @@
 JSON Lines (id, image, conversations).
 
 `solution` is a box in pixels of the original picture, `normalized_solution` in 0..1000; the first is used when both are
-present. Boxes in conversations stand in the text, in `frame` (default abs_orig). Perception-R1's JSON is the same.
+present. Boxes in conversations stand in the text, in `frame` (default abs_orig). Perception-R1's JSON is the same, and
+R1-V's rows (image, problem, solution). For other tasks than grounding the answer is the text itself, inside <answer>
+where there are such tags. A row's `problem_type`, else its `accu_reward_method` (mcq, yes_no, odLength ...), names its
+task; rows without either belong to the task asked for.
 
     python -c "from tasks.readers.vlm_r1 import read_vlm_r1 as r; print(len(r('rec.json', image_root='coco')))"
 """
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mmrl.coords import CoordFrame
-from mmrl.errors import DataError
 from mmrl.types import Sample
-from rewards.parsing import extract_answer, parse_boxes
-from tasks.readers.common import Readout, RowError, SizeOf, check_box, check_frame, collect, resolve_image, text_of
-from tasks.readers.own import json_lines
+from tasks.readers.answers import box_in_text, listed, options_in, read_answer, split_options
+from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, resolve_image, text_of
+from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
+from tasks.readers.tables import json_rows, question_of, row_id, size_params
 
 __all__ = ["box_in_text", "json_rows", "read_vlm_r1"]
 
-_QUADRUPLE = re.compile(r"\[[0-9eE+\-., \t]{1,200}\]")
 _ASKING = re.compile(r"Please provide the bounding box coordinates? of the region this sentence describes:", re.I)
-
-
-def json_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """(row number from 1, row) of a JSON list or a JSON Lines file. Raises DataError when it cannot be read at all."""
-    if path.suffix != ".json":
-        yield from json_lines(path)
-        return
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as err:
-        raise DataError(f"expected a data file, found none to read at {path} ({err.strerror}); check the path") from err
-    except (ValueError, RecursionError) as err:
-        raise DataError(f"{path}: expected JSON, found {err}; is it JSON Lines? then name it .jsonl") from err
-    if not isinstance(rows, list):
-        raise DataError(f"{path}: expected a list of rows, found {type(rows).__name__}; give the file with the rows")
-    for number, row in enumerate(rows, 1):
-        if isinstance(row, dict):
-            yield number, row
-        else:
-            yield number, RowError("a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}")
-
-
-def box_in_text(text: str) -> list[float]:
-    """The only box of a reference answer: the whole text, its <answer>, or one [..] in a sentence. Raises RowError."""
-    answer = extract_answer(text).answer if "<answer>" in text else text
-    parsed = parse_boxes(answer or "")
-    if len(parsed.boxes) == 1:
-        return list(parsed.boxes[0])
-    found = [boxes[0] for m in _QUADRUPLE.findall(answer or "") if (boxes := parse_boxes(m).boxes)]
-    if len(found) != 1:
-        raise RowError("exactly one box [x1, y1, x2, y2] in the answer text", f"{len(found)} in {text[:80]!r}",
-                       "one object per row")
-    return list(found[0])
+_BOX_TASKS = ("grounding", "gui_grounding")
 
 
 def _turns(conversations: Any) -> tuple[str, str]:
@@ -71,43 +40,53 @@ def _turns(conversations: Any) -> tuple[str, str]:
     return text_of(human.get("value"), "value"), text_of(model.get("value"), "value")
 
 
-def _question(text: str, num_images: int) -> str:
-    placeholders = text.count("<image>")
-    if placeholders not in (0, num_images):
-        raise RowError(f"{num_images} <image> placeholders", str(placeholders), "one per picture, or none")
-    return text_of(_ASKING.sub("", text.replace("<image>", " ")).strip(), "the question")
+def _kind(row: Mapping[str, Any]) -> Any:
+    """The row's problem type; accu_reward_method 'default' and 'llm' say nothing about it."""
+    method = row.get("accu_reward_method")
+    return row.get("problem_type") or (None if method in (None, "", "default", "llm") else method)
+
+
+def _question_and_answer(row: Mapping[str, Any], frame: CoordFrame, task: str) -> tuple[str, Any, CoordFrame]:
+    if "conversations" in row:
+        text, answer = _turns(row["conversations"])
+        return text, answer, frame
+    if "solution" not in row and "normalized_solution" not in row:
+        raise RowError("'solution' or 'normalized_solution'", f"keys {sorted(row)}", "add the truth")
+    caption = row.get("normal_caption") if task in _BOX_TASKS else None
+    text = text_of(caption or row.get("problem"), "problem")
+    if "solution" in row:
+        return text, row["solution"], frame
+    return text, row["normalized_solution"], CoordFrame.REL1000
 
 
 def read_vlm_r1(path: str | Path, *, image_root: str | None = None, frame: str = "abs_orig", task: str = "grounding",
-                on_error: str = "raise") -> Readout:
+                types: Mapping[str, str] | None = None, only_mine: bool = False, images_only: bool = False,
+                encoding: str = "utf-8", on_error: str = "raise", check: Check = check_by_task) -> Readout:
     """Read VLM-R1 JSON or JSON Lines. `frame` is that of `solution` and of boxes in text. Picture paths are relative to
-    `image_root` (default: the file's folder). The box belongs to the first picture."""
+    `image_root` (default: the file's folder). A box belongs to the first picture. `encoding` is that of a .json file;
+    `types`, `only_mine`: see tasks.readers.problem_types; `images_only` leaves rows with a video out."""
     file = Path(path)
     text_frame, root = check_frame(frame), Path(image_root) if image_root else file.parent
+    routes = Routes("vlm_r1", task, types, only_mine)
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
-        names = row.get("image", row.get("images"))
-        images = tuple(resolve_image(n, root) for n in (names if isinstance(names, list) else [names]))
-        if not images:
-            raise RowError("at least one picture in 'image'", "an empty list", "name the picture")
-        values: Any
-        box_frame = text_frame
-        if "conversations" in row:
-            text, answer = _turns(row["conversations"])
-            values = box_in_text(answer)
-        else:
-            text = text_of(row.get("normal_caption") or row.get("problem"), "problem")
-            if "solution" not in row and "normalized_solution" not in row:
-                raise RowError("'solution' or 'normalized_solution'", f"keys {sorted(row)}", "add the box")
-            values = row.get("solution", row.get("normalized_solution"))
-            box_frame = text_frame if "solution" in row else CoordFrame.REL1000
-            values = box_in_text(values) if isinstance(values, str) else values
+        own = routes.task_of(_kind(row))
+        if row.get("video") or row.get("videos"):
+            refuse_video("a row with a video", images_only)
+        images = tuple(resolve_image(name, root) for name in listed(row.get("image", row.get("images"))))
+        if not images and own in (*_BOX_TASKS, "detection"):
+            raise RowError("at least one picture in 'image'", "none", "name the picture")
+        text, value, box_frame = _question_and_answer(row, text_frame, own)
         sizes = [size_of(image) for image in images]  # all of them: a missing second picture is an error as well
-        width, height = sizes[0]
-        box = check_box(values, box_frame, (width, height))
+        params = {**size_params(sizes), **type_params(own, row.get("problem_type"))}
+        question = question_of(_ASKING.sub("", text) if own in _BOX_TASKS else text, len(images), "the question", exact=False)
+        if own in ("choice", "spatial"):
+            question, behind = split_options(question)
+            options = options_in(row.get("options") or behind)
+            params |= {"options": options} if options else {}
         yield Sample(
-            id=str(row.get("id", f"{file.stem}-{number}")), task=task, source=str(row.get("dataset", file.stem)),
-            question=_question(text, len(images)), answer=list(box), images=images,
-            params={"width": width, "height": height})
+            id=row_id(row.get("id"), f"{file.stem}-{number}"), task=own, source=str(row.get("dataset") or file.stem),
+            question=question, answer=check(own, read_answer(own, value), box_frame, sizes, params), images=images,
+            params=params)
 
-    return collect(file, json_rows(file), convert, on_error)
+    return collect(file, json_rows(file, encoding), convert, on_error)

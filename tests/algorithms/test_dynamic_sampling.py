@@ -154,7 +154,7 @@ def test_a_group_without_signal_is_replaced_and_its_sample_comes_back() -> None:
         ((0, 0, 0), "s0"), ((0, 1, 0), "s1"), ((0, 0, 1), "s2"), ((0, 0, 2), "s3")]
     assert [t.sample_id for t in kept] == ["s1", "s3"]
     assert report.by_source["coco"] == {"asked": 2, "kept": 0, "no_signal": 2, "failed": 0, "all_zero": 1,
-                                        "all_one": 0, "carried": 0, "abandoned": 0}
+                                        "all_one": 0, "weak": 0, "carried": 0, "abandoned": 0}
     assert report.unfilled == 0
     assert sampler.carry_over == (("coco", "s0"), ("coco", "s2"))
     report, asked, _ = _run_step(sampler, 1, draw, lambda t: SIGNAL)
@@ -296,3 +296,39 @@ def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
         with pytest.raises(CheckpointError, match="sampler state of format 1"):
             sampler.load_state_dict(state)
         assert sampler.state_dict() == before
+
+
+def _verdict_of(rewards: list[float], **options: object) -> tuple[Verdict, list[str], tuple]:
+    sampler, draw = DynamicSampler(SamplerSettings(quota=1, max_attempts=1)), _stream()
+    sampler.begin_step(0)
+    (ticket,) = sampler.ask(draw)
+    verdict = sampler.offer(ticket.key, rewards, **options)  # type: ignore[arg-type]
+    counts = sampler.end_step().counts
+    return verdict, [n for n in ("all_zero", "all_one", "weak") if counts[n]], sampler.carry_over
+
+
+def test_solved_by_all_means_at_the_upper_end_of_the_tasks_rewards() -> None:
+    assert _verdict_of([1.3, 1.3], top=1.3) == (Verdict.NO_SIGNAL, ["all_one"], ())
+    verdict, names, waiting = _verdict_of([1.0, 1.0], top=1.3)
+    assert verdict is Verdict.NO_SIGNAL and names == [] and len(waiting) == 1, "there is more to earn: it waits"
+    assert _verdict_of([0.7, 0.7], top=0.7)[1] == ["all_one"]
+    for low in ([-0.5, -0.5], [0.0, 0.0]):
+        assert _verdict_of(low, top=1.0)[1] == ["all_zero"], "none earned anything"
+
+
+def test_the_caller_may_decide_what_is_kept() -> None:
+    assert _verdict_of([0.0, 1.0], keep=False)[:2] == (Verdict.NO_SIGNAL, ["weak"])
+    assert _verdict_of([0.5, 0.5], keep=True)[:2] == (Verdict.KEPT, [])
+    assert _verdict_of([1.0, 1.0], keep=False)[:2] == (Verdict.NO_SIGNAL, ["all_one"])
+    sampler, draw = DynamicSampler(SamplerSettings(quota=1, max_attempts=1)), _stream()
+    sampler.begin_step(0)
+    (ticket,) = sampler.ask(draw)
+    assert sampler.offer(ticket.key, None, keep=True) is Verdict.FAILED, "a failed rollout has nothing to keep"
+
+
+def test_samples_of_another_stage_leave_the_queue() -> None:
+    sampler, draw = DynamicSampler(SamplerSettings(quota=4, max_attempts=1)), _stream()
+    _run_step(sampler, 0, draw, lambda t: HALF)
+    before = sampler.carry_over
+    assert sampler.retain(lambda source, name: source == "coco") == 2 and len(before) == 4
+    assert sampler.carry_over == tuple(n for n in before if n[0] == "coco")

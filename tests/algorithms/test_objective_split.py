@@ -157,3 +157,27 @@ def test_stats_add_and_survive_the_trip_through_a_list() -> None:
     assert LossStats.from_list(a.to_list()) == a == a + LossStats()
     assert (a + a).to_list() == [2.0 * v for v in a.to_list()]
     assert (a + a).means() == a.means()
+
+
+@pytest.mark.parametrize(("importance", "aggregate"), VARIANTS)
+def test_statistics_by_label_are_those_of_its_sequences_alone(importance, aggregate) -> None:
+    s = ObjectiveSettings(importance=importance, aggregate=aggregate, max_completion_length=16)
+    sequences, labels = _sequences(), [0, 2, 0, 2, 0, 0, 2, 2]
+    g = torch.Generator().manual_seed(9)
+    now = [q["old"] + 0.5 * torch.randn(len(q["old"]), generator=g, dtype=torch.float64) for q in sequences]
+
+    def run(chosen: list[int], **options):
+        ids_N = torch.repeat_interleave(torch.tensor(chosen), torch.tensor([LENGTHS[i] for i in chosen]))
+        parts = [torch.cat([sequences[i][name] for i in chosen]) for name in ("old", "advantage", "mask", "ref")]
+        return policy_loss(s, torch.cat([now[i] for i in chosen]), parts[0], parts[1], ids_N, parts[2], ref_logp_N=parts[3],
+                           **options)
+
+    whole = list(range(8))
+    label_N = torch.repeat_interleave(torch.tensor(labels), torch.tensor(LENGTHS))
+    split, plain = run(whole, label_N=label_N, num_labels=3), run(whole)
+    assert torch.equal(split.loss, plain.loss) and split.stats == plain.stats and plain.by_label == ()
+    assert split.by_label[1] == LossStats()
+    assert sum((x for x in split.by_label), LossStats()).to_list() == pytest.approx(split.stats.to_list())
+    for label in (0, 2):
+        alone = run([i for i in whole if labels[i] == label])
+        assert split.by_label[label].to_list() == pytest.approx(alone.stats.to_list())

@@ -202,3 +202,11 @@ def make_run(folder: Path, plan: Plan | None = None) -> Path:
 def new_run(tmp_path: Path) -> Callable[..., Path]:
     """new_run(folder, **plan) makes a run folder."""
     return lambda folder="run", **plan: make_run(tmp_path / folder, Plan(**plan))
+
+
+@pytest.fixture
+def mixed_run(tmp_path: Path) -> Callable[..., Path]:
+    """mixed_run(folder, **options) makes a run of six sources and seven tasks."""
+    from tests.report.mixed_run import make_mixed_run
+
+    return lambda folder="mixed", **options: make_mixed_run(tmp_path / folder, **options)

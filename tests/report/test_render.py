@@ -104,3 +104,23 @@ def test_empty_and_comparison_pages_run_too(new_run: Callable[..., Path], tmp_pa
     for page in (build_report(tmp_path / "empty"), both):
         done = browse(page, "--dump-dom")
         assert 'data-ready="true"' in done.stdout and console(done) == []
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_a_mixed_run_fits_the_window_and_shows_boxes_points_and_texts(mixed_run: Callable[..., Path], width: int) -> None:
+    page = build_report(mixed_run(prompts=6))
+    probe = with_probe(page, """
+      const box = (name) => Math.max(0, ...[...document.querySelectorAll(".gallery " + name)].map(
+        (e) => e.getBoundingClientRect().width));
+      document.querySelector(".samples").click();
+      const hidden = [...document.querySelectorAll(".gallery .sampled:not(.key)")].every((e) => !e.checkVisibility());
+      document.body.dataset.probe = [document.documentElement.scrollWidth - innerWidth, box(".mark.gold"), box(".mark.greedy"),
+        box("rect.gold"), box(".word.gold"), box(".texts"), hidden].join(";");
+    """)
+    done = browse(probe, "--dump-dom", f"--window-size={width},2400")
+    found = re.search(r'data-probe="([^"]+)"', done.stdout)
+    assert found and 'data-ready="true"' in done.stdout and console(done) == []
+    wide, *sizes, hidden = found.group(1).split(";")
+    assert int(wide) <= 0 and hidden == "true"
+    cross = float(sizes[0])
+    assert 6 < cross < 30 and all(float(s) > 6 for s in sizes), "large enough to see, small enough to point"

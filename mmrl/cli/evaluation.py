@@ -1,0 +1,262 @@
+"""What `mmrl eval` does around the library: one task on data files, or named suites, with one load of the model."""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mmrl.config import DataSource, RunConfig, effective_threads, load_config
+from mmrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mmrl.data import LoadedSource
+    from mmrl.evaluate import Evaluation
+    from mmrl.policy.policy import Policy
+    from mmrl.suites import Suite, SuiteRow
+
+__all__ = ["choose", "eval_command", "list_suites", "print_skipped", "suites_command"]
+
+_WIDTH = 120
+
+
+def _settings(checkpoint: str, config: Path | None, overrides: list[str]) -> RunConfig:
+    """The run's own settings where the checkpoint carries them, else `config`; transformers is told to be quiet."""
+    trained = Path(checkpoint) / "trainer" / "config.yaml"
+    if config is None and trained.exists():
+        config = trained
+        typer.echo(f"settings: {trained}")
+    base = load_config(config, [f"model.path={checkpoint}", *overrides])
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    import torch
+
+    if (threads := effective_threads(base)) is not None:
+        torch.set_num_threads(threads)
+    return base
+
+
+def _folder(checkpoint: str, out: Path | None) -> Path:
+    if out is not None:
+        return out
+    local = Path(checkpoint)
+    return local / "eval" if local.is_dir() else Path("runs/eval") / re.sub(r"[^\w.-]+", "_", checkpoint)
+
+
+def _taught(base: RunConfig, task: str) -> dict[str, Any]:
+    """Parameters the run gave this task: of its own source, or as a member of a mixed one."""
+    sources = (*base.data.eval, *base.data.train)
+    known = next((s for s in sources if s.task == task), None)
+    if known is not None:
+        return dict(known.params)
+    mixed = next((s for s in sources if s.task == "mixed"), None)
+    members = mixed.params.get("tasks", {}) if mixed is not None else {}
+    return {**mixed.params.get("shared", {}), **members.get(task, {})} if mixed is not None else {}
+
+
+def print_skipped(sources: Sequence[LoadedSource]) -> None:
+    """One line per source whose reader left rows out, on request (counted by reason) or because they are broken."""
+    for source in sources:
+        if source.skipped:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(source.skipped.items()))
+            typer.echo(f"{source.config.path}: {sum(source.skipped.values()):,} rows left out: {reasons}")
+        if source.rejected:
+            typer.echo(f"{source.config.path}: {len(source.rejected):,} rows rejected (rejected.jsonl)")
+
+
+def _evaluate(policy: Policy, config: RunConfig, sources: Sequence[LoadedSource], samples: int, folder: Path,
+              protocol: Mapping[str, Any]) -> Evaluation:
+    """Evaluate, run the official scorers, and write results, predictions, submissions and rejected rows."""
+    from mmrl.data import write_rejected
+    from mmrl.evaluate import EvalSettings, evaluate, protocol_of, run_benchmarks, write_evaluation
+    from mmrl.rollout import PrefillOnceEngine
+    from mmrl.schedule import sampling_settings
+    from mmrl.scoring import Scorer
+
+    settings = EvalSettings(sampling_settings(config), samples, config.seed, None, protocol={**protocol_of(config), **protocol})
+    with Scorer([(s.config.task, dict(s.config.params)) for s in sources], [s.task for s in sources],
+                workers=config.reward.workers, timeout_s=config.reward.timeout_s) as scorer:
+        found = evaluate(policy, PrefillOnceEngine(policy), scorer, sources, settings)
+    run_benchmarks(found, sources, folder / "submissions")
+    write_evaluation(found, folder)
+    write_rejected(sources, folder / "rejected.jsonl")
+    return found
+
+
+def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None, config: Path | None,
+                 overrides: list[str], samples: int, limit: int | None) -> None:
+    """Evaluate one checkpoint on data files with one task, by default with the settings it was trained with.
+
+    Exits with status 1 when an official scorer failed.
+    """
+    base = _settings(checkpoint, config, overrides)
+    from mmrl.data import load_sources
+    from mmrl.policy.loading import load_policy
+
+    sources = load_sources([DataSource(task=task, path=str(p), limit=limit, params=_taught(base, task)) for p in data],
+                           on_error=base.data.on_error, where="--data")
+    print_skipped(sources)
+    policy = load_policy(base.model, base.data, trainable=False)
+    folder = _folder(checkpoint, out)
+    results = _evaluate(policy, base, sources, samples, folder, {}).results
+    console = Console(width=_WIDTH, highlight=False)
+    _print_metrics(console, f"{checkpoint} on {task}", results, samples)
+    if max(len(results["per_source"]), len(results["per_task"])) > 1:
+        for title, table in (("source", "per_source"), ("task", "per_task")):
+            _print_parts(console, title, results[table], results["headlines"][table])
+    failed = _print_benchmark(console, results["benchmark"])
+    typer.echo(f"results: {folder / 'results.json'}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _cell(estimate: Mapping[str, Any] | None) -> str:
+    return "-" if estimate is None else f"{estimate['mean']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+
+
+def _print_metrics(console: Console, title: str, results: Mapping[str, Any], samples: int) -> None:
+    table = Table(title=escape(title), title_justify="left")
+    for heading in ("metric", "greedy", f"avg@{samples}") if samples else ("metric", "greedy"):
+        table.add_column(heading, no_wrap=True)
+    for name in results["greedy"]:
+        if name != "macro" or len(results["per_source"]) > 1:
+            cells = [results[mode].get(name) for mode in ("greedy", "sampled") if mode in results]
+            table.add_row(escape(name), *map(_cell, cells))
+    console.print(table)
+
+
+def _print_parts(console: Console, kind: str, rows: Mapping[str, Any], headlines: Mapping[str, str]) -> None:
+    table = Table()
+    for heading in (kind, "n", "headline", "greedy", "parse rate"):
+        table.add_column(heading, justify="right" if heading in ("n", "parse rate") else "left", no_wrap=True)
+    for name, row in rows.items():
+        table.add_row(escape(name), str(row["reward"]["n"]), escape(headlines[name]), _cell(row["headline"]),
+                      f"{row['parse_rate']['mean']:.3f}")
+    console.print(table)
+
+
+def _print_benchmark(console: Console, found: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Official numbers per source; True when an official scorer failed."""
+    for source, numbers in found.items():
+        values = ", ".join(f"{k} {v:.4g}" for k, v in numbers.items() if k != "error")
+        if values:
+            console.print(f"official, {escape(source)}: {escape(values)}")
+        if "error" in numbers:
+            console.print(f"[red]the official scorer of {escape(source)} failed:[/] {escape(numbers['error'])}")
+    return any("error" in numbers for numbers in found.values())
+
+
+def list_suites(suites: Path | None) -> None:
+    """Print every suite with its task, headline metric, split and whether its protocol is the official one."""
+    from mmrl.suites import load_suites
+
+    book = load_suites(suites)
+    table = Table(title=f"{book.file}", title_justify="left")
+    for heading in ("suite", "task", "metric", "official", "data (below the data root)"):
+        table.add_column(heading, overflow="fold")
+    for name, suite in book.suites.items():
+        table.add_row(name, suite.task, suite.metric, "yes" if suite.official else "no", escape(suite.path))
+    console = Console(width=_WIDTH, highlight=False)
+    console.print(table)
+    for name, members in book.groups.items():
+        console.print(f"{escape(name)} = {escape(','.join(members))}")
+
+
+def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root: Path, out: Path | None,
+                   config: Path | None, overrides: list[str], samples: int, limit: int | None) -> None:
+    """Evaluate one checkpoint on named suites with one load of the model, and print one table.
+
+    Writes OUT/SUITE/ for each, and OUT/suites.json and OUT/suites.md over all, renewed after each suite. Exits with
+    status 1 when a suite has no number or an official scorer failed.
+    """
+    from mmrl.suites import check_files, configure, load_suites, source_of
+
+    chosen = load_suites(suites).select(wanted)
+    check_files(chosen, data_root)
+    base = _settings(checkpoint, config, overrides)
+    from mmrl.data import load_sources
+    from mmrl.policy.loading import load_policy
+
+    loaded = {}
+    for name, suite in chosen.items():  # all data first: a mistake in the last suite must not cost the work of the others
+        source = source_of(suite, data_root, limit, _taught(base, suite.task))
+        loaded[name] = load_sources([source], on_error=base.data.on_error, where=f"--data-root (suite {name})")
+        print_skipped(loaded[name])
+    policy = load_policy(base.model, base.data, trainable=False)
+    folder, rows = _folder(checkpoint, out), []
+    for name, suite in chosen.items():
+        settings = configure(base, suite, overrides)
+        policy.encoder = _encoder(policy, settings)
+        rows.append(_one_suite(policy, settings, name, suite, loaded[name], samples, limit, folder))
+        _write_suites(rows, chosen, checkpoint, folder)
+    _print_suites(rows, checkpoint, samples)
+    typer.echo(f"results: {folder / 'suites.json'}, {folder / 'suites.md'}")
+    if any(row.error for row in rows):
+        raise typer.Exit(1)
+
+
+def _encoder(policy: Policy, config: RunConfig) -> Any:
+    """The policy's encoder with the pixel budget and the longest prompt of `config`."""
+    from mmrl.policy.encode import Encoder
+
+    model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+    return Encoder(policy.processor, model.model.get_rope_index, policy.template,
+                   max_prompt_tokens=config.model.max_prompt_tokens, max_pixels=config.data.max_pixels,
+                   min_pixels=config.data.min_pixels, cache_bytes=0)
+
+
+def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sources: Sequence[LoadedSource], samples: int,
+               limit: int | None, folder: Path) -> SuiteRow:
+    from mmrl.suites import suite_row
+
+    protocol = {"suite": {"name": name, **suite.model_dump(include={"split", "metric", "official", "settings", "notes"})},
+                "prompt": getattr(sources[0].task, "prompt", None)}
+    found = _evaluate(policy, config, sources, samples, folder / name, protocol)
+    row = suite_row(name, suite, found.results, found.predictions, limit, config)
+    typer.echo(f"{name}: {row.metric} {row.shown}, n = {row.n:,}")
+    return row
+
+
+def _write_suites(rows: Sequence[SuiteRow], suites: Mapping[str, Suite], checkpoint: str, folder: Path) -> None:
+    from mmrl.runlog import versions, write_json
+    from mmrl.suites import markdown
+
+    write_json(folder / "suites.json", {"checkpoint": checkpoint, "suites": [row.as_dict() for row in rows],
+                                        "protocols": {row.suite: suites[row.suite].model_dump() for row in rows},
+                                        "versions": versions()})
+    (folder / "suites.md").write_text(markdown(rows, suites, checkpoint), encoding="utf-8")
+
+
+def _print_suites(rows: Sequence[SuiteRow], checkpoint: str, samples: int) -> None:
+    console = Console(width=_WIDTH, highlight=False)
+    table = Table(title=escape(checkpoint), title_justify="left")
+    headings = ["suite", "n", "metric", "value", "parse failures", "truncated"] + ([f"avg@{samples}"] if samples else [])
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("suite", "metric") else "right", no_wrap=True)
+    for row in rows:
+        cells = [row.suite, f"{row.n:,}", escape(row.metric), row.shown, f"{row.parse_failures:,}", f"{row.truncated:,}"]
+        if samples:
+            cells.append("-" if row.sampled is None else f"{row.sampled:.3f}")
+        table.add_row(*cells)
+    console.print(table)
+    for row in rows:
+        if row.error:
+            console.print(f"[red]{escape(row.suite)}:[/] {escape(row.error)}")
+
+
+def choose(checkpoint: str | None, task: str | None, data: list[Path] | None, suite: str | None) -> str:
+    """'suites' or 'data', whichever the options ask for; raises ConfigError when they ask for neither or both."""
+    if checkpoint is None:
+        raise ConfigError("expected a checkpoint: mmrl eval CHECKPOINT --suite NAME,... or --task NAME --data FILE")
+    if suite is not None and (task or data):
+        raise ConfigError("expected either --suite or --task with --data, found both; drop one of them")
+    if suite is None and not (task and data):
+        raise ConfigError("expected --task NAME with --data FILE, or --suite NAME,... (mmrl eval --list-suites prints them)")
+    return "data" if suite is None else "suites"

@@ -1,0 +1,123 @@
+"""The data section of a run's configuration: sources, their mix, curriculum and selection. Part of mmrl.config.
+
+    data:
+      train:
+        - {task: grounding, path: refs.jsonl, weight: 2, pass_rate: {file: runs/base/predictions.jsonl, metric: iou}}
+        - {task: counting, path: counts.jsonl}
+      balance: tasks
+      curriculum: [{until: 0.3, difficulty: [0, 0.5]}, {until: 1.0, weights: {counts: 2}}]
+      selection: variance
+"""
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+__all__ = ["CurriculumStage", "DataConfig", "DataSource", "PassRateConfig", "Section", "SelectionConfig"]
+
+Bounds = tuple[float | None, float | None]
+Missing = Literal["error", "keep", "drop"]
+
+
+class Section(BaseModel):
+    """A section of the configuration: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=(), validate_assignment=True)
+
+
+def _text_keys(value: Any) -> Any:
+    return {str(k): v for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _kind_alone(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+class PassRateConfig(Section):
+    """Keep samples that a policy neither always nor never solves, by its logged completions (EasyVideoR1: 0 < pass@8 < 1)."""
+
+    file: str  # predictions.jsonl of an evaluation, or rollouts/step_*.jsonl
+    metric: str = "correct"  # averaged over a sample's completions: reward, parse_rate, or a metric or reward part
+    min: float = 0.1  # bounds of the average, both included
+    max: float = 0.9
+    mode: Literal["sampled", "greedy", "all"] = "sampled"  # of predictions; rollouts are sampled
+    missing: Missing = "error"  # samples without a record
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PassRateConfig:
+        if self.min > self.max:
+            raise ValueError(f"pass_rate.min ({self.min:g}) cannot exceed pass_rate.max ({self.max:g})")
+        return self
+
+
+class DataSource(Section):
+    """One data file or folder read by one task."""
+
+    task: str  # built-in name, package/name, or file.py:Name
+    path: str
+    weight: float = Field(1.0, gt=0)  # share of prompts drawn from it, relative to the other sources
+    limit: int | None = Field(None, ge=1)  # first n samples only (those that passed the filter)
+    pass_rate: PassRateConfig | None = None  # offline filter
+    params: dict[str, Any] = {}  # passed to the task: prompt, reward mode, weights, reader options
+
+
+class CurriculumStage(Section):
+    """What is drawn until a share of the run is done. After the last stage: everything, at the configured weights."""
+
+    until: float = Field(gt=0, le=1)  # share of train.steps
+    weights: Annotated[dict[str, Annotated[float, Field(ge=0)]], BeforeValidator(_text_keys)] = {}
+    # ^ by source name or place in data.train (0, 1 ..); 0 leaves a source out; others keep their own weight
+    difficulty: Bounds | None = None  # bounds on params.difficulty of the samples, both included; null: open
+    pass_rate: Bounds | None = None  # bounds on the pass rate of data.train[].pass_rate
+    missing: Missing = "error"  # samples without a difficulty or pass rate that is bounded here
+
+    @model_validator(mode="after")
+    def _ordered(self) -> CurriculumStage:
+        for name in ("difficulty", "pass_rate"):
+            low, high = getattr(self, name) or (None, None)
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"curriculum {name}: expected [low, high] with low <= high, found [{low:g}, {high:g}]")
+        return self
+
+
+class SelectionConfig(Section):
+    """Groups whose rewards hardly differ are replaced, high-variance samples come again: mmrl/algorithms/selection.py."""
+
+    kind: Literal["none", "variance", "std"] = "none"  # variance: VCRL, relative to the largest possible; std: of rewards
+    threshold: float = Field(0.3, ge=0)  # kept from here on; variance in [0, 1] (VCRL: 0.3, later 0.8), std in rewards
+    replay_share: float = Field(0.5, ge=0, le=1)  # of a step's places that may be refilled from the memory
+    memory: int = Field(256, ge=1)  # samples remembered
+    momentum: float = Field(0.9, ge=0, lt=1)  # of a remembered sample's priority
+    rest: int = Field(5, ge=1)  # steps before a sample may come again from the memory
+
+    @model_validator(mode="after")
+    def _reachable(self) -> SelectionConfig:
+        if self.kind == "variance" and self.threshold > 1:
+            raise ValueError(f"selection.threshold of kind variance is relative: expected [0, 1], found {self.threshold:g}")
+        return self
+
+
+class DataConfig(Section):
+    """Training and held-out data."""
+
+    train: list[DataSource] = []
+    eval: list[DataSource] = []
+    on_error: Literal["raise", "record"] = "raise"  # a broken row stops the run, or is listed in rejected.jsonl
+    balance: Literal["weights", "tasks", "sources"] = "weights"
+    # ^ tasks / sources: every task (source name) gets an equal share of the draws; weights then act inside it
+    curriculum: list[CurriculumStage] = []
+    selection: Annotated[SelectionConfig, BeforeValidator(_kind_alone)] = SelectionConfig()  # `selection: variance` for short
+    min_pixels: int | None = Field(None, ge=1)  # picture budget handed to the processor
+    max_pixels: int | None = Field(None, ge=1)
+    prompt_cache_gib: float = Field(1.0, ge=0)  # encoded prompts kept in memory
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataConfig:
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            raise ValueError(f"data.min_pixels ({self.min_pixels}) cannot exceed data.max_pixels ({self.max_pixels})")
+        ends = [stage.until for stage in self.curriculum]
+        if any(a >= b for a, b in pairwise(ends)):
+            raise ValueError(f"data.curriculum: expected ascending 'until', found {', '.join(f'{e:g}' for e in ends)}")
+        return self

@@ -1,0 +1,329 @@
+"""Slow or untrusted pure-Python verifiers behind a hard deadline, from any thread and any process.
+
+A verifier is a module-level function of JSON values, named "module:function". It runs in its own interpreter, which is
+killed when it misses the deadline (not even a C loop that holds the GIL survives that) and started again. No SIGALRM,
+and no multiprocessing: reward workers are daemonic processes, which may have no multiprocessing children.
+
+    pool = VerifierPool("rewards.math_expression:verify_texts", deadline_s=2.0)
+    pool.call("1/2", "0.5")        # Verdict(value={...}, reason=None), or reason 'verifier_timeout', 'verifier_crash' ...
+
+Protocol: one JSON object per line. To the process {"id", "args"}; back {"id", "value"} or {"id", "error"}, and once
+{"ready": true} after the module is imported. Started as `python -m rewards.verifier_pool module:function`.
+"""
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmrl.errors import ConfigError, RewardError
+
+__all__ = ["PoolStats", "Verdict", "VerifierPool"]
+
+MEMORY_BYTES = 4 << 30
+"""Address space a verifier may use; beyond it gets a MemoryError, which is a recorded 'verifier_error'."""
+START_TIMEOUT_S = 60.0
+MAX_FAILURES_IN_A_ROW = 20
+"""Timeouts and crashes without one answer between them after which the pool gives up with a RewardError."""
+_CHUNK = 65_536
+_ROOT = str(Path(__file__).resolve().parents[1])
+
+
+class Verdict(NamedTuple):
+    """What the verifier returned, or None with the reason: verifier_timeout, verifier_crash or 'verifier_error: ...'."""
+
+    value: Any
+    reason: str | None = None
+
+
+class PoolStats(NamedTuple):
+    """Counts since the pool was made: calls, timeouts, crashes, errors (exceptions of the verifier), restarts."""
+
+    calls: int = 0
+    timeouts: int = 0
+    crashes: int = 0
+    errors: int = 0
+    restarts: int = 0
+
+
+class _Late(Exception):
+    """The deadline passed."""
+
+
+class _Gone(Exception):
+    """The process died or closed its pipe."""
+
+
+class _Process:
+    """One interpreter and its two pipes; used by one thread at a time."""
+
+    def __init__(self, target: str) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(
+            [_ROOT, *filter(None, [os.environ.get("PYTHONPATH", "")])])}
+        self.popen = subprocess.Popen([sys.executable, "-m", "rewards.verifier_pool", target], cwd=_ROOT, env=environment,
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self.popen.stdin is not None and self.popen.stdout is not None
+        self.to, self.back = self.popen.stdin.fileno(), self.popen.stdout.fileno()
+        os.set_blocking(self.to, False)
+        self.rest, self.ready, self.number = b"", False, 0
+
+    def wait_ready(self, target: str) -> None:
+        """Raises RewardError when the verifier cannot be imported or takes too long."""
+        if self.ready:
+            return
+        try:
+            answer = self.read_line(time.monotonic() + START_TIMEOUT_S)
+        except (_Late, _Gone) as error:
+            found = "no sign of life" if isinstance(error, _Late) else "the process ended"
+            answer = {"failed": found}
+        if not answer.get("ready"):
+            raise RewardError(f"expected the verifier {target} to start within {START_TIMEOUT_S:g} s, found: "
+                              f"{answer.get('failed')}; run `{sys.executable} -m rewards.verifier_pool {target}` to see why")
+        self.ready = True
+
+    def ask(self, args: tuple[Any, ...], deadline: float) -> dict[str, Any]:
+        self.number += 1
+        self.write(json.dumps({"id": self.number, "args": args}).encode() + b"\n", deadline)
+        answer = self.read_line(deadline)
+        if answer.get("id") != self.number:
+            raise _Gone  # out of step: never trust it again
+        return answer
+
+    def write(self, data: bytes, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self.to, select.POLLOUT)
+        while data:
+            self._await(poll, deadline)
+            try:
+                data = data[os.write(self.to, data[:_CHUNK]):]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise _Gone from error
+
+    def read_line(self, deadline: float) -> dict[str, Any]:
+        poll = select.poll()
+        poll.register(self.back, select.POLLIN)
+        while b"\n" not in self.rest:
+            self._await(poll, deadline)
+            chunk = os.read(self.back, _CHUNK)
+            if not chunk:
+                raise _Gone
+            self.rest += chunk
+        line, _, self.rest = self.rest.partition(b"\n")
+        answer = json.loads(line)
+        return answer if isinstance(answer, dict) else {}
+
+    @staticmethod
+    def _await(poll: select.poll, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise _Late
+
+    def kill(self) -> None:
+        """End the process and close the pipes; waits for it, so that no zombie stays."""
+        self.popen.kill()
+        self.popen.wait()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close this process's ends of the pipes only: after a fork the parent still uses the other process."""
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+
+class VerifierPool:
+    """`size` interpreters that answer `call`. Thread-safe, safe after fork, closed at exit, started when first needed.
+
+    `deadline_s` is the time one call may take, from when an interpreter is free and ready. Raises ConfigError for
+    settings that cannot be.
+    """
+
+    def __init__(self, target: str, *, deadline_s: float = 2.0, size: int = 1) -> None:
+        module, colon, function = target.partition(":")
+        if not (module and colon and function):
+            raise ConfigError(f"expected a verifier as 'module:function', found {target!r}")
+        if not deadline_s > 0 or size < 1:
+            raise ConfigError(f"expected deadline_s > 0 and size >= 1, found {deadline_s!r} and {size!r}")
+        self.target, self.deadline_s, self.size = target, float(deadline_s), size
+        self.counts = dict.fromkeys(PoolStats._fields, 0)
+        self._failures = 0
+        self._after_fork()
+        _pools.add(self)
+
+    def _after_fork(self) -> None:
+        """Fresh locks and no processes; those of the parent stay the parent's."""
+        self._lock = threading.Lock()
+        self._slots = threading.Semaphore(self.size)
+        for process in getattr(self, "_idle", []):
+            process.abandon()
+        self._idle: list[_Process] = []
+        self._busy: set[_Process] = set()
+
+    @property
+    def stats(self) -> PoolStats:
+        """Counts since the pool was made."""
+        return PoolStats(**self.counts)
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self.counts[name] += 1
+
+    def call(self, *args: Any) -> Verdict:
+        """The verifier's answer to JSON-able `args`, or the reason why there is none. Blocks while all are busy.
+
+        Raises RewardError when the verifier cannot be started, or failed MAX_FAILURES_IN_A_ROW times in a row.
+        """
+        self._count("calls")
+        with self._slots:
+            process = self._take()
+            verdict: Verdict | None = None
+            try:
+                verdict = self._ask(process, args)
+            finally:
+                self._give_back(process, verdict)
+        return verdict
+
+    def _take(self) -> _Process:
+        with self._lock:
+            if self._failures >= MAX_FAILURES_IN_A_ROW:
+                raise RewardError(f"the verifier {self.target} failed {self._failures} times in a row ({self.stats}); raise "
+                                  "its deadline, or look at the answers recorded with verifier_timeout")
+            while self._idle:
+                process = self._idle.pop()
+                if process.popen.poll() is None:
+                    break
+                process.kill()  # it ended while idle: no question is to blame
+                self.counts["restarts"] += 1
+            else:
+                process = _Process(self.target)
+            self._busy.add(process)
+            return process
+
+    def _ask(self, process: _Process, args: tuple[Any, ...]) -> Verdict:
+        process.wait_ready(self.target)
+        try:
+            answer = process.ask(args, time.monotonic() + self.deadline_s)
+        except _Late:
+            self._count("timeouts")
+            return Verdict(None, "verifier_timeout")
+        except (_Gone, ValueError):
+            self._count("crashes")
+            return Verdict(None, "verifier_crash")
+        if "error" in answer:
+            self._count("errors")
+            return Verdict(None, f"verifier_error: {answer['error']}"[:300])
+        return Verdict(answer.get("value"))
+
+    def _give_back(self, process: _Process, verdict: Verdict | None) -> None:
+        """An answered process is used again; any other is killed, and replaced at once so that it is ready when needed."""
+        answered = verdict is not None and verdict.reason not in ("verifier_timeout", "verifier_crash")
+        if not answered:
+            process.kill()
+        with self._lock:
+            self._busy.discard(process)
+            self._failures = 0 if answered else self._failures + 1
+            if answered:
+                self._idle.append(process)
+            elif verdict is not None:  # None: it could not be started, or this thread was interrupted
+                self.counts["restarts"] += 1
+                self._idle.append(_Process(self.target))
+
+    def close(self) -> None:
+        """End all processes; a later `call` starts new ones."""
+        with self._lock:
+            processes, self._idle = [*self._idle, *self._busy], []
+        for process in processes:
+            process.popen.kill()  # a thread that waits for a busy one notices and gives it back
+        for process in processes:
+            if process not in self._busy:
+                process.kill()
+
+    def __enter__(self) -> VerifierPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+def _reset_all() -> None:
+    for pool in list(_pools):
+        pool._after_fork()
+
+
+_pools: weakref.WeakSet[VerifierPool] = weakref.WeakSet()
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_reset_all)
+
+
+# in the verifier's process
+
+
+def _limit_memory() -> None:
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _limit_time(seconds: int) -> None:
+    """Let the kernel end this process after `seconds` more of computing: nobody may be left to kill it."""
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + seconds, hard))
+
+
+def _serve(target: str) -> int:
+    """Answer questions from stdin until it closes. What the verifier prints goes to stderr, not into the protocol."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def send(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    try:
+        module, _, function = target.partition(":")
+        verify = getattr(importlib.import_module(module), function)
+        warm_up = getattr(importlib.import_module(module), f"warm_up_{function}", None)
+        if warm_up is not None:
+            warm_up()
+    except Exception as error:
+        send({"failed": f"{type(error).__name__}: {error}"[:500]})
+        return 1
+    _limit_memory()
+    send({"ready": True})
+    for line in sys.stdin:
+        question = json.loads(line)
+        _limit_time(60)
+        try:
+            answer = {"id": question["id"], "value": verify(*question["args"])}
+            json.dumps(answer)
+        except (Exception, RecursionError, MemoryError) as error:  # the verifier's own failure, reported as such
+            answer = {"id": question["id"], "error": f"{type(error).__name__}: {error}"[:300]}
+        send(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(_serve(sys.argv[1]))

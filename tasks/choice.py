@@ -1,0 +1,220 @@
+"""Multiple choice: the options stand in params.options without letters; the answer is one letter, or that option's text.
+
+    {"id": "7", "image": "7.png", "question": "Which animal is it?", "answer": "B", "params": {"options": ["dog", "cat"]}}
+
+`answer` in files may be the letter, "B. cat" or "cat"; options that all carry their own letter ("A. dog") lose it. Rows
+without options (the question lists them) accept letters only, up to params.num_options. A text that names no option is
+wrong, never a random choice as in MMMU's official code: `mmmu_rule` is accuracy under that rule.
+
+    mmrl tasks check choice --data my.jsonl
+"""
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mmrl.coords import CoordFrame
+from mmrl.errors import ConfigError
+from mmrl.registry import register
+from mmrl.task import Template
+from mmrl.types import RewardContext, Sample, Score
+from rewards.choice import LETTERS, nearest_option, parse_choice, strip_letters
+from rewards.parsing import extract_answer
+from rewards.router import Part, PartFactory
+from tasks.base import AnswerError, AnswerTask, Prediction
+
+__all__ = ["Choice", "example_scenes", "options_of", "read_letter", "write_rows"]
+
+_MODES = ("exact", "literal")
+_LITERAL = frozenset(LETTERS)
+
+
+def options_of(params: Mapping[str, Any]) -> list[str]:
+    """params.options as texts without letters; [] when the row has none. Raises RowError for anything else."""
+    from tasks.readers.common import RowError
+
+    options = params.get("options", [])
+    if not isinstance(options, (list, tuple)) or not all(isinstance(o, str) and o.strip() for o in options):
+        raise RowError("params.options as a list of texts", repr(options)[:80], 'write ["dog", "cat"], without letters')
+    if len(options) == 1 or len(options) > len(LETTERS):
+        raise RowError(f"2 to {len(LETTERS)} options", f"{len(options)}", "correct params.options")
+    return strip_letters([option.strip() for option in options])
+
+
+def _count(params: Mapping[str, Any]) -> int:
+    """Number of letters of a row: its options, else params.num_options, else 26."""
+    return len(params.get("options", [])) or params.get("num_options", len(LETTERS))
+
+
+def read_letter(value: Any, params: Mapping[str, Any]) -> str:
+    """The truth as a letter from what a file holds: a letter, "B. cat" or the option's text. Raises RowError."""
+    from tasks.readers.common import RowError
+
+    options, count = options_of(params), _count(params)
+    if type(count) is not int or not 2 <= count <= len(LETTERS):
+        raise RowError(f"params.num_options from 2 to {len(LETTERS)}", repr(count)[:40], "correct or remove it")
+    if not isinstance(value, str):
+        raise RowError("the letter or the text of the right option", repr(value)[:80],
+                       "write a letter such as \"B\" (an index may count from 0 or 1, so none is taken)")
+    found = parse_choice(value, options, count)
+    if found.option is None:
+        known = "; ".join(f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False))
+        raise RowError(f"one of {known or 'the letters A to ' + LETTERS[count - 1]}", f"{value!r:.80} ({found.reason})",
+                       "correct 'answer' or params.options")
+    return LETTERS[found.option]
+
+
+def _accuracy_part(mode: str) -> Part:
+    """exact: the chosen option is the right one. literal: the answer text is the letter itself, as Video-R1 compares."""
+    if mode not in _MODES:
+        raise ConfigError(f"unknown mode {mode!r} of task choice; expected one of {', '.join(_MODES)}")
+
+    def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
+        return float(predicted.correct and (mode == "exact" or predicted.answer in _LITERAL))
+
+    return accuracy
+
+
+@register("choice")
+class Choice(AnswerTask):
+    """Multiple choice. Beside the parameters of AnswerTask:
+
+    mode             exact (default), or literal: the answer must be the letter and nothing else (Video-R1)
+    shuffle_options  show the options in an order drawn from the sample's id (default false); not for options such as
+                     "A and B" or pictures that carry letters
+    nearest_option   measure `mathvista_rule` as well (default false): an answer that names no option counts as the one
+                     with the smallest edit distance. A metric only: as a reward it would pay for near misses
+    """
+
+    ask: ClassVar[str] = "{question}\n{options}"
+    shape: ClassVar[str] = "the letter of the right option"
+    own_params: ClassVar[Mapping[str, Any]] = {"shuffle_options": False, "nearest_option": False}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "video_r1": {"mode": "literal", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
+                     "normalise": False},
+        "easy_video_r1": {"mode": "exact", "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
+        "mathvista_rule": {"nearest_option": True},
+    }
+    metric_names: ClassVar[tuple[str, ...]] = ("correct",)
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        for key in ("shuffle_options", "nearest_option"):
+            if not isinstance(self.settings[key], bool):
+                raise ConfigError(f"expected choice.{key} true or false, found {self.settings[key]!r}")
+
+    def factories(self) -> Mapping[str, PartFactory]:
+        """accuracy and format."""
+        return {"accuracy": _accuracy_part, "format": self.format_factory()}
+
+    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
+                     params: Mapping[str, Any]) -> Any:
+        """The letter of the right option."""
+        return read_letter(value, params)
+
+    def order(self, sample: Sample) -> list[int]:
+        """Indices of the options in the order shown: [0, 1, ...] unless `shuffle_options`."""
+        order = list(range(_count(sample.params)))
+        if self.settings["shuffle_options"] and sample.params.get("options"):
+            random.Random(f"options of {sample.id}").shuffle(order)
+        return order
+
+    def shown_options(self, sample: Sample) -> list[str]:
+        """Texts of the options in the order shown; [] when the row has none."""
+        options = options_of(sample.params)
+        return [options[i] for i in self.order(sample)] if options else []
+
+    def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
+        """{options} becomes lines "A. dog"; a prompt without {options} gets them behind the question."""
+        lines = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, self.shown_options(sample), strict=False))
+        if "{options}" not in prompt:
+            prompt = prompt.replace("{question}", "{question}\n{options}")
+        head, _, tail = prompt.replace("\n{options}", "{options}").partition("{options}")
+        head, tail = super().fill_prompt(head, sample, template), super().fill_prompt(tail, sample, template)
+        return (f"{head}\n{lines}\n{tail.lstrip()}" if lines else f"{head} {tail.lstrip()}").rstrip()
+
+    def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> str:
+        """The letter (of the row, also when shuffled) of the option named. Reasons: those of rewards.choice."""
+        found = parse_choice(answer, self.shown_options(sample), _count(sample.params))
+        if found.option is None:
+            raise AnswerError(found.reason or "not_a_choice")
+        return LETTERS[self.order(sample)[found.option]]
+
+    def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
+        """As every task's; with `nearest_option` also the metric mathvista_rule, which never changes the reward."""
+        score = super().score(sample, text, ctx)
+        if not self.settings["nearest_option"]:
+            return score
+        value = score.metrics.get("correct", 0.0)
+        if score.reason in ("not_a_choice", "letter_and_text_disagree"):
+            found = nearest_option(extract_answer(text, self.answer_format).answer or "", options_of(sample.params))
+            value = float(found.option is not None and LETTERS[found.option] == sample.answer)
+        return replace(score, metrics={**score.metrics, "mathvista_rule": value})
+
+    def measure(self, value: str, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
+        """correct: 1 for the right option."""
+        return {"correct": float(value == sample.answer)}
+
+    def describe(self, value: str | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
+        """pred_text and gold_text: letter (of the row) and option text."""
+        options = options_of(sample.params)
+
+        def show(letter: str) -> str:
+            index = LETTERS.index(letter)
+            return f"{letter}. {options[index]}" if index < len(options) else str(letter)
+
+        shown = {} if value is None else {"pred_text": show(value)}
+        return {**shown, "gold_text": show(sample.answer)}
+
+    def _letter_shown(self, letter: str, sample: Sample) -> str:
+        return LETTERS[self.order(sample).index(LETTERS.index(letter))]
+
+    def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
+        """The letter, e.g. `B`, as shown."""
+        return self._letter_shown(sample.answer, sample)
+
+    def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
+        """The next letter."""
+        return LETTERS[(LETTERS.index(self.gold_answer(sample, ctx)) + 1) % _count(sample.params)]
+
+    def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
+        """mmmu_rule: share of right answers, a text that names no option is wrong; mathvista_rule when it is switched on."""
+        if not rows:
+            return {}
+        rules = {"mmmu_rule": "correct"}
+        if self.settings["nearest_option"]:
+            rules["mathvista_rule"] = "mathvista_rule"
+        shares = {rule: sum(row.metrics.get(name, 0.0) for row in rows) / len(rows) for rule, name in rules.items()}
+        return {**shares, **super().summarize(rows)}
+
+    def example_data(self, folder: str) -> str:
+        """12 scenes of one shape, asked for its colour, with 3 to 6 options; returns their data.jsonl."""
+        from tasks.scenes import COLORS
+
+        rows = []
+        for index, row in enumerate(example_scenes(folder, 12)):
+            thing, rng = row["params"]["objects"][0], random.Random(index)
+            options = [*rng.sample([c for c in COLORS if c != thing["color"]], 2 + index % 4), thing["color"]]
+            rng.shuffle(options)
+            rows.append({**row, "question": f"Which colour has the {thing['shape']}?",
+                         "answer": LETTERS[options.index(thing["color"])], "params": {"options": options}})
+        return write_rows(folder, rows)
+
+
+def example_scenes(folder: str, count: int, difficulty: int = 0, seed: int = 7) -> list[dict[str, Any]]:
+    """Draw `count` scenes (tasks.scenes) and return {"id", "image", "params": {"objects": ...}} of each."""
+    from tasks.scenes import make_scenes
+
+    lines = Path(make_scenes(folder, count=count, seed=seed, difficulty=difficulty)).read_text().splitlines()
+    return [{key: row[key] for key in ("id", "image", "params")} for row in map(json.loads, lines)]
+
+
+def write_rows(folder: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write mmrl's own rows to `folder`/data.jsonl and return its path."""
+    path = Path(folder) / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)

@@ -1,0 +1,197 @@
+"""Counting: how many there are, as a number or as the points (or boxes) that were counted.
+
+A row's answer is the number; params.points may hold where the objects are, in pixels of the original picture. The answer
+text is a number in digits or words, or a list of points or boxes, whose length is the count. Exact match is the default
+reward and metric; `close` = min / max is published beside it, and the mean absolute error in the summary.
+
+    mmrl tasks check counting --data my.jsonl
+"""
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from mmrl.coords import CoordFrame, to_orig
+from mmrl.registry import register
+from mmrl.types import ImageSize, RewardContext, Sample, Score
+from rewards.counting import closeness, make_counting_reward, parse_count
+from rewards.objects import MAX_OBJECTS, parse_points
+from rewards.router import SAMPLE_KEY, Part, PartFactory
+from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
+from tasks.boxes import format_point, from_picture
+
+__all__ = ["Counted", "Counting"]
+
+Point = tuple[float, float]
+
+
+class Counted(NamedTuple):
+    """The count, and where the objects are (pixels of the original picture) when the answer was a list."""
+
+    number: int
+    points: tuple[Point, ...] | None
+
+
+def _size(sample: Sample, ctx: RewardContext) -> ImageSize:
+    return picture_size(sample, ctx, sample.params.get("image_index", 0))
+
+
+def _thousandths(points: Sequence[Sequence[float]], size: ImageSize) -> list[tuple[float, ...]]:
+    return [from_picture(point, CoordFrame.REL1000, size) for point in points]
+
+
+def _accuracy_part(mode: str, **params: Any) -> Part:
+    """A rule of rewards.counting; points are compared in thousandths of the picture's sides."""
+    reward = make_counting_reward(mode, **params)
+
+    def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
+        value: Counted = predicted.value
+        if mode != "points":
+            return reward(value.number, sample.answer)
+        size, true = _size(sample, ctx), sample.params.get("points")
+        return reward(value.number, sample.answer, None if value.points is None else _thousandths(value.points, size),
+                      None if true is None else _thousandths(true, size))
+
+    return accuracy
+
+
+@register("counting")
+class Counting(AnswerTask):
+    """Count objects. Beside the parameters of AnswerTask:
+
+    mode   exact (default), smooth, relative or points; their parameters in `accuracy`, see rewards.counting.
+           points needs params.points in every row and asks for the points themselves.
+    """
+
+    headline: ClassVar[str] = "correct"
+    ask: ClassVar[str] = "How many {question} are in the image?"
+    shape: ClassVar[str] = "the number"
+    default_mode: ClassVar[str] = "exact"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "perception_r1": {
+            "mode": "points", "answer_format": "bare", "weights": {"accuracy": 1.0},
+            "prompt": "Locate every {question} in the image. Reply with nothing but a list of points [[x, y], ...], "
+                      "coordinates {frame}."},
+    }
+    metric_names: ClassVar[tuple[str, ...]] = ("correct", "close")
+
+    def factories(self) -> Mapping[str, PartFactory]:
+        """accuracy and format."""
+        return {"accuracy": _accuracy_part, "format": self.format_factory()}
+
+    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]], params: Mapping[str, Any]) -> int:
+        """A number >= 0 with, if params.points are there, as many points inside the picture."""
+        from tasks.readers.common import RowError
+
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        if type(whole) is not int or not 0 <= whole <= 1_000_000:
+            raise RowError("a whole number >= 0 as 'answer'", repr(value)[:80], "write how many there are, for example 3")
+        points = params.get("points")
+        if points is None:
+            if self.settings["mode"] == "points":
+                raise RowError("params.points for mode 'points'", "none", "add [[x, y], ...] in pixels of the original picture, "
+                               "or choose mode 'exact'")
+            return whole
+        _check_points(points, whole, frame, sizes, params)
+        return whole
+
+    def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Counted:
+        """The count. Reasons: those of rewards.counting.parse_count, or of rewards.objects.parse_points for a list."""
+        if not answer.startswith(("[", "{", "(", "<|", "```")):
+            number = parse_count(answer)
+            if number.count is None:
+                raise AnswerError(number.reason or "not_a_number")
+            return Counted(number.count, None)
+        parsed = parse_points(answer)
+        if parsed.reason:
+            raise AnswerError(parsed.reason)
+        size = _size(sample, ctx)
+        points = [to_orig(point, ctx.frame, size.resized_wh, size.orig_wh) for point in parsed.points]
+        return Counted(len(points), tuple((x, y) for x, y in points))
+
+    def measure(self, value: Counted, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
+        """correct (exact match) and close (min / max)."""
+        return {"correct": float(value.number == sample.answer), "close": closeness(value.number, sample.answer)}
+
+    def describe(self, value: Counted | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
+        """Counts as numbers and texts, and points in pixels of the original picture."""
+        detail: dict[str, Any] = {"gold_count": sample.answer, "gold_text": str(sample.answer)}
+        if sample.params.get("points"):
+            detail["gold_points"] = [list(point) for point in sample.params["points"]]
+        if value is not None:
+            detail |= {"pred_count": value.number, "pred_text": str(value.number)}
+            if value.points is not None:
+                detail["pred_points"] = [list(point) for point in value.points]
+        return detail
+
+    def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
+        """The number; in mode 'points' the true points in ctx.frame."""
+        if self._mode_of(sample) != "points":
+            return str(sample.answer)
+        size = _size(sample, ctx)
+        return "[" + ", ".join(format_point(from_picture(p, ctx.frame, size), ctx.frame) for p in sample.params["points"]) + "]"
+
+    def _mode_of(self, sample: Sample) -> str:
+        """The mode that holds for this sample, layers as in rewards.router."""
+        mode = str(self.settings["mode"])
+        for layer in (self.settings["per_source"].get(sample.source), sample.params.get(SAMPLE_KEY)):
+            mode = str(((layer or {}).get("accuracy") or {}).get("mode", mode))
+        return mode
+
+    def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
+        """0, or 1 where 0 is right: nothing is nearer than that in any mode."""
+        wrong = 0 if sample.answer else 1
+        if self._mode_of(sample) != "points":
+            return str(wrong)
+        return "[[0, 0]]" if wrong else "[]"
+
+    def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
+        """MAE (a failure counts as the answer 0), MAE_parsed (over the answers that could be read), and the base's rates."""
+        known = [(row.detail["gold_count"], row.detail.get("pred_count")) for row in rows if "gold_count" in row.detail]
+        errors = [abs(gold - (predicted or 0)) for gold, predicted in known]
+        parsed = [abs(gold - predicted) for gold, predicted in known if predicted is not None]
+        summary = {"MAE": math.fsum(errors) / len(errors)} if errors else {}
+        if parsed:
+            summary["MAE_parsed"] = math.fsum(parsed) / len(parsed)
+        return {**summary, **super().summarize(rows)}
+
+    def example_data(self, folder: str) -> str:
+        """24 generated scenes that ask for shapes or colours, some of them absent; returns their file."""
+        from tasks.scenes import COLORS, SHAPES, make_scenes
+
+        scenes = Path(make_scenes(folder, count=24, seed=13, difficulty={1: 1.0, 2: 1.0, 3: 1.0}))
+        path, lines = scenes.with_name("counting.jsonl"), []
+        for number, line in enumerate(scenes.read_text(encoding="utf-8").splitlines()):
+            row = json.loads(line)
+            key, names = ("shape", SHAPES) if number % 2 else ("color", tuple(COLORS))
+            name = names[number // 2 % len(names)]
+            boxes = [o["box"] for o in row["params"]["objects"] if o[key] == name]
+            points = [[(b[0] + b[2]) / 2, (b[1] + b[3]) / 2] for b in boxes]
+            lines.append(json.dumps({
+                "id": row["id"], "image": row["image"], "question": f"{name}s" if key == "shape" else f"{name} shapes",
+                "answer": len(points), "source": "scenes-counting", "params": {"points": points}}) + "\n")
+        path.write_text("".join(lines), encoding="utf-8")
+        return str(path)
+
+
+def _check_points(points: Any, count: int, frame: CoordFrame, sizes: Sequence[tuple[int, int]], params: Mapping[str, Any]) -> None:
+    from tasks.readers.common import RowError
+
+    if frame is not CoordFrame.ABS_ORIG:
+        raise RowError("params.points in pixels of the original picture", f"frame {frame.value}",
+                       "convert the points and declare frame abs_orig")
+    if not isinstance(points, list) or not all(isinstance(p, list) and len(p) == 2 and all(type(v) in (int, float) for v in p)
+                                               for p in points):
+        raise RowError("params.points as [[x, y], ...]", repr(points)[:80], "write pairs of numbers")
+    if len(points) != count or len(points) > MAX_OBJECTS:
+        raise RowError(f"as many points as the answer says, {count}, at most {MAX_OBJECTS}", str(len(points)),
+                       "mend one of them or leave params.points out")
+    index = params.get("image_index", 0)
+    width, height = sizes[index] if isinstance(index, int) and 0 <= index < len(sizes) else (math.inf, math.inf)
+    for x, y in points:
+        if not (-1 <= x <= width + 1 and -1 <= y <= height + 1):  # also False for nan
+            raise RowError(f"points inside the picture of {width} x {height}", f"[{x}, {y}]",
+                           "are they shares or thousandths? write pixels of the original picture")

@@ -1,0 +1,191 @@
+"""Numeric answers: one number, judged by a declared rule.
+
+    {"id": "7", "image": "7.png", "question": "How wide is the square in pixels?", "answer": 42, "params": {"unit": "px"}}
+
+`answer` in files is a number or its text. Per sample, params.precision (decimals both are rounded to), params.tolerance
+({"abs": .., "rel": ..}) and params.unit decide what counts as `correct`; without them numbers must be equal. A unit of
+"%" lets 12% stand for 12.
+
+    mmrl tasks check numeric --data my.jsonl
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from mmrl.coords import CoordFrame
+from mmrl.errors import ConfigError
+from mmrl.registry import register
+from mmrl.types import RewardContext, Sample, Score
+from rewards.format import wrap_answer
+from rewards.numeric import (
+    PERCENT,
+    NumberParse,
+    make_closeness,
+    mra,
+    parse_first_token,
+    parse_number,
+    rounded_equal,
+    within,
+)
+from rewards.router import Part, PartFactory
+from tasks.base import AnswerError, AnswerTask, Prediction
+
+__all__ = ["Numeric"]
+
+_PARSERS = ("whole", "first_token")
+
+
+def _spell(answer: Any) -> str:
+    """The truth as text, as the file has it."""
+    return answer if isinstance(answer, str) else repr(answer)
+
+
+@register("numeric")
+class Numeric(AnswerTask):
+    """One number. Beside the parameters of AnswerTask:
+
+    mode     exact (default; follows params.precision and params.tolerance of the sample), tolerance, mra, regression or
+             rounded; their parameters in `accuracy`, see rewards.numeric.make_closeness
+    percent  what 12% means: refuse (default, a failure), keep (12) or fraction (0.12)
+    parse    whole (default: the answer is the number), or first_token (VSI-Bench's official reading)
+
+    The metric `correct` uses the sample's tolerance or precision, else the tolerance of mode tolerance, else equality.
+    """
+
+    shape: ClassVar[str] = "the number"
+    own_params: ClassVar[Mapping[str, Any]] = {"percent": "refuse", "parse": "whole"}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "video_r1": {"mode": "rounded", "accuracy": {"decimals": 2, "same_form": True}, "answer_format": "think",
+                     "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
+        "video_r1_regression": {"mode": "regression", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
+                                "normalise": False},
+        "easy_video_r1": {"mode": "rounded", "accuracy": {"decimals": 4, "same_form": False, "slack": 0.015},
+                          "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
+        "vsi_bench": {"mode": "mra", "parse": "first_token"},
+        "mathvista_rule": {"mode": "exact"},
+    }
+    metric_names: ClassVar[tuple[str, ...]] = ("correct", "mra")
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        for key, known in (("percent", PERCENT), ("parse", _PARSERS)):
+            if self.settings[key] not in known:
+                raise ConfigError(f"expected numeric.{key} to be one of {', '.join(known)}, found {self.settings[key]!r}")
+
+    def factories(self) -> Mapping[str, PartFactory]:
+        """accuracy and format."""
+        return {"accuracy": self._accuracy_part, "format": self.format_factory()}
+
+    def _accuracy_part(self, mode: str, **params: Any) -> Part:
+        closeness = make_closeness(mode, **params)
+
+        def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
+            if mode == "exact":
+                return float(predicted.correct)
+            return closeness(predicted.value, self._gold(sample), predicted.answer, _spell(sample.answer))
+
+        return accuracy
+
+    def _read(self, text: str, params: Mapping[str, Any]) -> NumberParse:
+        return parse_number(text, params.get("percent", self.settings["percent"]), params.get("unit", ""))
+
+    def _gold(self, sample: Sample) -> NumberParse:
+        return self._read(_spell(sample.answer), sample.params)
+
+    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
+                     params: Mapping[str, Any]) -> float | int | str:
+        """A finite number, or its text; the sample's precision, tolerance, unit and percent are checked as well."""
+        from tasks.readers.common import RowError
+
+        precision, tolerance = params.get("precision"), params.get("tolerance", {})
+        if precision is not None and (type(precision) not in (int, float) or precision % 1 or not 0 <= precision <= 15):
+            raise RowError("params.precision as a number of decimals from 0 to 15", repr(precision)[:40], "correct it")
+        bounds = tolerance.values() if isinstance(tolerance, Mapping) and set(tolerance) <= {"abs", "rel"} else [None]
+        if not all(isinstance(b, (int, float)) and not isinstance(b, bool) and 0 <= b < math.inf for b in bounds):
+            raise RowError('params.tolerance as {"abs": number >= 0, "rel": number >= 0}', repr(tolerance)[:80], "correct it")
+        if not isinstance(params.get("unit", ""), str) or params.get("percent", "keep") not in PERCENT:
+            raise RowError(f"params.unit as text and params.percent as one of {', '.join(PERCENT)}",
+                           f"{params.get('unit')!r} and {params.get('percent')!r}", "correct them")
+        if not isinstance(value, (int, float, str)) or isinstance(value, bool):
+            raise RowError("a number, or its text", repr(value)[:80], "correct 'answer'")
+        found = self._read(_spell(value), params)
+        if found.value is None:
+            mend = ("declare params.unit \"%\" or percent: keep" if found.reason == "unexpected_percent" else
+                    "correct 'answer' (a unit behind it belongs into params.unit)")
+            raise RowError("one finite number", f"{value!r:.80} ({found.reason})", mend)
+        return value
+
+    def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> NumberParse:
+        """The number of the answer. Reasons: those of rewards.numeric."""
+        first = self.settings["parse"] == "first_token"
+        found = parse_first_token(answer) if first else self._read(answer, sample.params)
+        if found.value is None:
+            raise AnswerError(found.reason or "not_a_number")
+        return found
+
+    def measure(self, value: NumberParse, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
+        """correct (see the class) and mra, the official mean relative accuracy."""
+        gold = self._gold(sample)
+        assert value.value is not None and gold.value is not None, "check_answer and parse let numbers pass only"
+        return {"correct": float(self._same(value, gold, sample.params)), "mra": mra(value.value, gold.value)}
+
+    def _same(self, value: NumberParse, gold: NumberParse, params: Mapping[str, Any]) -> bool:
+        tolerance = params.get("tolerance") or (self.settings["accuracy"] if self.settings["mode"] == "tolerance" else {})
+        if tolerance:
+            return within(value, gold, tolerance.get("abs", 0.0), tolerance.get("rel", 0.0))
+        if params.get("precision") is not None:
+            return rounded_equal(value, gold, int(params["precision"]))
+        return value.exact == gold.exact
+
+    def describe(self, value: NumberParse | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
+        """pred_text and gold_text."""
+        shown = {} if value is None else {"pred_text": f"{value.value:.12g}"}
+        return {**shown, "gold_text": _spell(sample.answer)}
+
+    def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
+        """The truth as the file spells it."""
+        return _spell(sample.answer)
+
+    def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
+        """A far number whose accuracy is 0."""
+        gold = self._gold(sample).value
+        assert gold is not None, "check_answer lets numbers pass only"
+        for factor in (10, 1e4, 1e8):
+            far = gold + factor * (abs(gold) + 1)
+            text = repr(int(far) if "." not in _spell(sample.answer) and abs(far) < 1e15 else far)
+            score = self.score(sample, wrap_answer(text, self.answer_format), ctx)
+            if score.parsed and score.parts["accuracy"] == 0:
+                return text
+        return "0"
+
+    def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
+        """MRA over all rows (a failure is 0), parse_failure_rate, truncated_rate; mathvista_rule with that preset.
+
+        mathvista_rule is the share of answers equal to the truth after rounding to params.precision. The official number
+        has GPT extract the answer first, so this one carries another name.
+        """
+        if not rows:
+            return {}
+        summary = {"MRA": math.fsum(row.metrics.get("mra", 0.0) for row in rows) / len(rows)}
+        if self.settings["preset"] == "mathvista_rule":
+            summary["mathvista_rule"] = sum(row.metrics.get("correct", 0.0) for row in rows) / len(rows)
+        return {**summary, **super().summarize(rows)}
+
+    def example_data(self, folder: str) -> str:
+        """12 scenes of one shape, asked for its width in pixels or as a share of the picture; returns their data.jsonl."""
+        from tasks.choice import example_scenes, write_rows
+
+        rows = []
+        for index, row in enumerate(example_scenes(folder, 12)):
+            thing, width = row["params"]["objects"][0], row["params"]["width"]
+            pixels = thing["box"][2] - thing["box"][0]
+            question, answer, params = [
+                (f"How wide is the {thing['shape']} in pixels?", pixels, {"unit": "px", "tolerance": {"abs": 1}}),
+                (f"How wide is the {thing['shape']}, as a share of the picture's width?", round(pixels / width, 3),
+                 {"precision": 3}),
+                (f"How many percent of the picture's width has the {thing['shape']}?", f"{100 * pixels / width:.1f}",
+                 {"unit": "%"})][index % 3]
+            rows.append({**row, "question": question, "answer": answer, "params": params})
+        return write_rows(folder, rows)

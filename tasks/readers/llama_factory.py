@@ -1,0 +1,165 @@
+"""LLaMA-Factory sharegpt data: dataset_info.json says which file, which columns and which tags; all are honoured.
+
+    {"my_set": {"file_name": "my.json", "formatting": "sharegpt",
+                "columns": {"messages": "conversations", "images": "images"},
+                "tags": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}}}
+
+Each row is one question: an optional system message (kept in params.system), a user turn and an assistant turn whose text,
+inside <answer> where there are such tags, is the truth. The number of <image> placeholders must equal that of the pictures.
+A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags, pictures in `images`. A row's
+`problem_type` (or the column `type_key`) names its task; without it the task asked for holds.
+
+    python -c "from tasks.readers.llama_factory import read_llama_factory as r; print(len(r('data', dataset='my_set')))"
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.types import Sample
+from tasks.readers.answers import listed, options_in, read_answer, split_options
+from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
+from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
+from tasks.readers.tables import media_folder, picture, question_of, read_files, read_json, row_id, rows_of, size_params
+
+__all__ = ["read_llama_factory"]
+
+_TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
+         "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"}
+_COLUMNS = {"messages": "conversations", "system": None, "tools": None, "images": None, "videos": None, "audios": None}
+_MEDIA = (("videos", "<video>"), ("audios", "<audio>"))
+
+
+class _Set(NamedTuple):
+    """One entry of dataset_info.json, resolved: its files, the names of its columns, its tags."""
+
+    name: str
+    files: list[Path]
+    columns: dict[str, Any]
+    tags: dict[str, str]
+
+
+def _names(entry: Mapping[str, Any], key: str, defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`defaults` overlaid with the entry's own columns or tags. Raises DataError for a value that is no text."""
+    given = entry.get(key) or {}
+    if not isinstance(given, dict) or not all(v is None or isinstance(v, str) for v in given.values()):
+        raise DataError(f"{where}: expected '{key}' as an object of names, found {given!r:.80}; correct it")
+    return {**defaults, **given}
+
+
+def _entry(info: Path, dataset: str | None, file_name: str | None) -> tuple[str, dict[str, Any]]:
+    """(name, entry) of dataset_info.json: the one called `dataset`, the one of `file_name`, or the only one."""
+    entries = read_json(info)
+    if not isinstance(entries, dict) or not entries or not all(isinstance(e, dict) for e in entries.values()):
+        raise DataError(f"{info}: expected an object {{name: {{file_name, ...}}}}, found {entries!r:.80}; see LLaMA-Factory's "
+                        "data/README.md")
+    if dataset is None and file_name is not None:
+        mine = [name for name, e in entries.items() if e.get("file_name") == file_name]
+    else:
+        mine = [name for name in entries if dataset in (None, name)]
+    if dataset is not None and not mine:
+        raise ConfigError(f"unknown dataset {dataset!r}; {info} has {', '.join(entries)}.{did_you_mean(dataset, entries)}")
+    if len(mine) != 1:
+        raise ConfigError(f"expected reader.dataset, because {info} holds {len(entries)} data sets ({', '.join(entries)})"
+                          + (f" and {len(mine)} of them name {file_name}" if file_name else "") + "; name one of them")
+    return mine[0], entries[mine[0]]
+
+
+def _resolve(path: Path, dataset: str | None) -> _Set:
+    """What to read: `path` is dataset_info.json, its folder, or a data file."""
+    info = path / "dataset_info.json" if path.is_dir() else path if path.name == "dataset_info.json" else None
+    data_file = None if info else path
+    if data_file is not None and (data_file.parent / "dataset_info.json").is_file():
+        info = data_file.parent / "dataset_info.json"
+    if info is None:
+        return _Set(path.stem, [path], {**_COLUMNS, "images": "images", "videos": "videos", "audios": "audios"}, dict(_TAGS))
+    name, entry = _entry(info, dataset, data_file.name if data_file else None)
+    where = f"{info}: data set {name!r}"
+    if entry.get("formatting", "alpaca") != "sharegpt":
+        raise DataError(f"{where}: expected formatting sharegpt, found {entry.get('formatting', 'alpaca')!r}; convert it")
+    if entry.get("ranking"):
+        raise DataError(f"{where}: expected questions with one answer, found preference pairs (ranking); take another set")
+    if not isinstance(entry.get("file_name"), str) or not entry["file_name"].isprintable():
+        raise DataError(f"{where}: expected 'file_name', found {entry.get('file_name')!r:.60} and keys {sorted(entry)}; "
+                        "addresses are not fetched: download the data and name its file")
+    target = info.parent / entry["file_name"]
+    is_folder = os.path.isdir(target)  # False, not an error, for a name no file can have
+    files = sorted(f for f in target.iterdir() if f.is_file()) if is_folder else [target]
+    return _Set(name, files, _names(entry, "columns", _COLUMNS, where), _names(entry, "tags", _TAGS, where))
+
+
+def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str | None]:
+    """(question, answer, system text or None) of a row. Raises RowError for anything but one question and one answer."""
+    column, tags = chosen.columns["messages"], chosen.tags
+    turns = row.get(column)
+    if not isinstance(turns, list) or not all(isinstance(t, dict) for t in turns):
+        raise RowError(f"a list of messages in '{column}'", repr(turns)[:80], "correct columns.messages in dataset_info.json")
+    for turn in turns:
+        for tag in ("role_tag", "content_tag"):
+            if tags[tag] not in turn:
+                raise RowError(f"'{tags[tag]}' in every message", f"keys {sorted(turn)}",
+                               f"correct tags.{tag} in dataset_info.json")
+    system = row.get(chosen.columns["system"]) if chosen.columns["system"] else None
+    if turns and turns[0][tags["role_tag"]] == tags["system_tag"]:
+        system, turns = turns[0][tags["content_tag"]], turns[1:]
+    roles = [turn[tags["role_tag"]] for turn in turns]
+    if roles != [tags["user_tag"], tags["assistant_tag"]]:
+        known = [tags[tag] for tag in ("user_tag", "assistant_tag", "observation_tag", "function_tag")]
+        mend = ("split it into one row per question" if all(role in known for role in roles)
+                else "correct tags.user_tag and tags.assistant_tag in dataset_info.json")
+        raise RowError(f"one turn of '{tags['user_tag']}' and one of '{tags['assistant_tag']}'", f"{roles!r:.80}", mend)
+    question, answer = (text_of(turn[tags["content_tag"]], tags["content_tag"]) for turn in turns)
+    return question, answer, text_of(system, "system") if system else None
+
+
+def _images(row: Mapping[str, Any], chosen: _Set, question: str, images_only: bool) -> list[Any]:
+    for medium, placeholder in _MEDIA:
+        column = chosen.columns[medium]
+        if (column and row.get(column)) or placeholder in question:
+            refuse_video(f"a row with {medium}", images_only)
+    column = chosen.columns["images"]
+    if column is None and "<image>" in question:
+        raise RowError("columns.images in dataset_info.json, because the text has <image>", "none", "name the pictures' column")
+    return listed(row.get(column)) if column else []
+
+
+def read_llama_factory(path: str | Path, *, dataset: str | None = None, image_root: str | None = None,
+                       media_dir: str | None = None, frame: str = "abs_orig", task: str = "open_text",
+                       type_key: str = "problem_type", types: Mapping[str, str] | None = None, only_mine: bool = False,
+                       images_only: bool = False, on_error: str = "raise", check: Check = check_by_task) -> Readout:
+    """Read one sharegpt data set of a LLaMA-Factory data folder.
+
+    `path` is the folder, its dataset_info.json or a data file; `dataset` names the entry where there are several.
+    Pictures are relative to `image_root` (default: the folder of the data); `frame` is that of boxes in answers. `types`
+    and `only_mine`: see tasks.readers.problem_types; `images_only` leaves rows with video or audio out.
+    """
+    chosen, box_frame = _resolve(Path(path), dataset), check_frame(frame)
+    routes = Routes("llama_factory", task, types, only_mine)
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+
+    def read_one(file: Path) -> Readout:
+        root, media = Path(image_root) if image_root else folder, media_folder(file, media_dir)
+
+        def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
+            kind = row.get(type_key)
+            own = routes.task_of(kind)
+            text, answer, system = _conversation(row, chosen)
+            values = _images(row, chosen, text, images_only)
+            question = question_of(text, len(values), chosen.tags["content_tag"])
+            images = tuple(picture(value, root, media) for value in values)
+            sizes = [size_of(image) for image in images]
+            params = {**size_params(sizes), **type_params(own, kind), **({"system": system} if system else {})}
+            if own in ("choice", "spatial"):
+                question, behind = split_options(question)
+                options = options_in(row.get("options") or behind)
+                params |= {"options": options} if options else {}
+            yield Sample(
+                id=row_id(row.get("id"), f"{file.stem}-{number}"), task=own, source=chosen.name, question=question,
+                answer=check(own, read_answer(own, answer), box_frame, sizes, params), images=images, params=params)
+
+        return collect(file, rows_of(file), convert, on_error)
+
+    return read_files(chosen.files, read_one, on_error)

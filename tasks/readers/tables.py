@@ -1,0 +1,174 @@
+"""Files -> rows, and the small things every format has: ids, pictures, questions with <image> placeholders.
+
+JSON lists, JSON Lines and parquet give the same pairs (row number from 1, row). A broken row is yielded as its RowError,
+an unreadable file raises DataError. UTF-8 with or without a byte order mark is read; other encodings are named by the
+reader's `encoding` option (LISA's JSON is cp1252), never guessed.
+
+    python -c "from pathlib import Path; from tasks.readers.tables import rows_of; print(next(rows_of(Path('a.json'))))"
+"""
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.media import store_bytes
+from tasks.readers.common import Readout, Rejected, RowError, resolve_image, text_of
+from tasks.readers.own import json_lines
+
+__all__ = [
+    "data_files", "json_rows", "media_folder", "parquet_rows", "picture", "question_of", "read_files", "read_json", "row_id",
+    "rows_of", "size_params",
+]
+
+_LEADING = re.compile(r"(?:\s*<image>)+\s*")
+
+
+def read_json(path: Path, encoding: str = "utf-8") -> Any:
+    """The JSON value of a whole file. Raises DataError when it cannot be read, ConfigError for an unknown encoding."""
+    try:
+        name = codecs.lookup(encoding).name
+    except (LookupError, TypeError, ValueError) as err:
+        raise ConfigError(f"unknown encoding {encoding!r}; expected a name such as utf-8 or cp1252") from err
+    try:
+        text = path.read_bytes().decode("utf-8-sig" if name == "utf-8" else name)
+        return json.loads(text)
+    except OSError as err:
+        raise DataError(f"expected a data file, found none to read at {path} ({err.strerror}); check the path") from err
+    except UnicodeDecodeError as err:
+        raise DataError(f"{path}: expected text in {name}, found byte 0x{err.object[err.start]:02x} at position {err.start}; "
+                        "name the file's encoding, for example reader.encoding=cp1252 (LISA's files)") from err
+    except (ValueError, RecursionError) as err:
+        raise DataError(f"{path}: expected JSON, found {err}; is it JSON Lines? then name it .jsonl") from err
+
+
+def json_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
+    """(row number from 1, row) of a JSON list or a JSON Lines file. Raises DataError when it cannot be read at all."""
+    if path.suffix != ".json":
+        yield from json_lines(path)
+        return
+    rows = read_json(path, encoding)
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: expected a list of rows, found {type(rows).__name__}; give the file with the rows")
+    for number, row in enumerate(rows, 1):
+        if isinstance(row, dict):
+            yield number, row
+        else:
+            yield number, RowError("a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}")
+
+
+def parquet_rows(path: Path, needed: Sequence[str] = (), mend: str = "is it another format?") -> Iterator[tuple[int, Any]]:
+    """(row number from 1, row) of one parquet file, read batch by batch. Raises DataError for a missing column."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path)
+        names = table.schema_arrow.names
+        for key in needed:
+            if key not in names:
+                raise DataError(f"{path}: expected a column '{key}', found {', '.join(names)}; {mend}.{did_you_mean(key, names)}")
+        number = 0
+        for batch in table.iter_batches(batch_size=64):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+    except (pa.ArrowException, OSError) as err:
+        raise DataError(f"{path}: expected a readable parquet file, found {err}; copy it again") from err
+
+
+def rows_of(path: Path, needed: Sequence[str] = (), mend: str = "is it another format?",
+            encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
+    """Rows of a .parquet, .json or JSON Lines file; `needed` are columns a parquet file must have."""
+    return parquet_rows(path, needed, mend) if path.suffix == ".parquet" else json_rows(path, encoding)
+
+
+def data_files(path: Path, *patterns: str) -> list[Path]:
+    """`path` itself when it is a file, else the files of the folder that fit the first pattern with any. Raises DataError."""
+    if not path.is_dir():
+        return [path]
+    for pattern in patterns:
+        found = sorted(file for file in path.glob(pattern) if file.is_file())
+        if found:
+            return found
+    raise DataError(f"expected {' or '.join(patterns)} in {path}, found none; give the data file itself")
+
+
+def read_files(files: Iterable[Path], read_one: Callable[[Path], Readout], on_error: str = "raise") -> Readout:
+    """Readouts of several files as one, in their order; an id that an earlier file has is an error of the later row."""
+    total, first_file = Readout(), dict[str, Path]()
+    for file in files:
+        part = read_one(file)
+        total.rejected += part.rejected
+        total.skipped.update(part.skipped)
+        for sample, row in zip(part.samples, part.rows, strict=True):
+            if sample.id in first_file and first_file[sample.id] != file:
+                rejected = Rejected(str(file), row, f"expected unique ids, found id {sample.id!r} again, first in "
+                                    f"{first_file[sample.id]}; rename or remove one of the rows")
+                if on_error == "raise":
+                    raise DataError(str(rejected))
+                total.rejected.append(rejected)
+                continue
+            first_file[sample.id] = file
+            total.samples.append(sample)
+            total.rows.append(row)
+    return total
+
+
+def row_id(value: Any, default: str) -> str:
+    """An id as text: text or a whole number of the file, `default` where it has none (None, ''). Raises RowError."""
+    if value is None or value == "":
+        return default
+    if isinstance(value, (str, int)) and not isinstance(value, bool):
+        return str(value)
+    raise RowError("an id that is text or a whole number", repr(value)[:60], "correct the id")
+
+
+def media_folder(file: Path, media_dir: str | None) -> Path:
+    """Where embedded pictures are written: `media_dir`, else '<file>.media' beside the file."""
+    return Path(media_dir) if media_dir else file.with_name(file.name + ".media")
+
+
+def picture(value: Any, root: Path, media: Path) -> str:
+    """Path of a picture given as path, bytes or {"bytes", "path"}; embedded ones are written once to `media`."""
+    if isinstance(value, Mapping):
+        data = value.get("bytes")
+        if data:
+            if not isinstance(data, bytes):
+                raise RowError("the bytes of a picture", f"{type(data).__name__} {data!r:.40}", "store encoded picture bytes")
+            return store_bytes(data, media)
+        return resolve_image(value.get("path"), root)
+    if isinstance(value, bytes):
+        return store_bytes(value, media)
+    return resolve_image(value, root)
+
+
+def question_of(text: Any, num_images: int, name: str, *, exact: bool = True) -> str:
+    """`text` without its <image> placeholders, whose number must be `num_images` (or, not `exact`, zero).
+
+    Pictures stand before the text in a prompt, so placeholders at its start vanish; one inside the text becomes
+    "(image 2)" when there are several pictures. Raises RowError.
+    """
+    words = text_of(text, name)
+    found = words.count("<image>")
+    if found != num_images and (exact or found):
+        raise RowError(f"{num_images} <image> placeholders, one per picture", f"{found} placeholders and {num_images} pictures",
+                       f"add or remove <image> in '{name}'" + ("" if exact else ", one per picture or none"))
+    lead = _LEADING.match(words)
+    number = lead.group().count("<image>") if lead else 0
+    parts = (words[lead.end():] if lead else words).split("<image>")
+    joined = parts[0]
+    for part in parts[1:]:
+        number += 1
+        space = " " if part[:1].isalnum() else ""
+        joined += (f"(image {number}){space}" if num_images > 1 else " ") + part
+    return text_of(joined, name)
+
+
+def size_params(sizes: Sequence[tuple[int, int]], index: int = 0) -> dict[str, Any]:
+    """{"width", "height"} of picture `index`, {} without pictures."""
+    return {"width": sizes[index][0], "height": sizes[index][1]} if sizes else {}

@@ -1,0 +1,108 @@
+"""Counting: the one number of an answer, four rewards, and points that are matched."""
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmrl.errors import ConfigError
+from rewards.counting import MODES, closeness, make_counting_reward, parse_count, point_closeness
+
+count = st.integers(0, 60)
+point = st.tuples(st.floats(0, 1000), st.floats(0, 1000))
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("3", 3), (" 0\n", 0), ("zero", 0), ("Three.", 3), ("There are twenty-one circles.", 21), ("twenty one", 21),
+    ("NINETY-NINE", 99), ("eleven", 11), ("sixty", 60), ("3.0", 3), ("1,200", 1200), ("**7**", 7),
+    ("12 apples", 12), ("007", 7), ("$5$", 5),
+    ("1000000", 1_000_000), ("seventeen", 17)])
+def test_one_number_in_digits_or_words(text: str, value: int) -> None:
+    assert parse_count(text).count == value and parse_count(text).reason is None
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("", "empty"), ("  ", "empty"), ("none", "not_a_number"), ("3 or 4", "several_numbers"), ("2-3", "several_numbers"),
+    ("three (3)", "several_numbers"), ("one two", "several_numbers"), ("1/2", "several_numbers"), ("-3", "not_a_count"),
+    ("3.5", "not_a_count"), ("one hundred", "not_a_number"), ("minus three", "not_a_number"), ("x3", "not_a_number"),
+    ("3rd", "not_a_number"), ("1e3", "not_a_number"), ("30%", "not_a_number"), ("３", "not_a_number"), ("٣", "not_a_number"),
+    ("3²", "not_a_number"), ("1,2000", "not_a_number"), ("3 ٤", "several_numbers"), ("1000001", "out_of_range"),
+    ("9" * 150, "out_of_range"), ("1" * 201, "answer_too_long"), ("someone", "not_a_number"), ("NaN", "not_a_number")])
+def test_everything_else_fails_with_its_reason(text: str, reason: str) -> None:
+    parsed = parse_count(text)
+    assert (parsed.count, parsed.reason) == (None, reason)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(max_size=220), st.text("0123456789.,-+ twenty-one zero", max_size=60)))
+def test_total_on_any_text(text: str) -> None:
+    parsed = parse_count(text)
+    assert (parsed.count is None) == (parsed.reason is not None)
+    assert parsed.count is None or 0 <= parsed.count <= 1_000_000
+
+
+@pytest.mark.parametrize("text", ["1," * 100, "," * 200, "1" * 200, "twenty-" * 28, "9,999" * 40, "-" * 200])
+def test_hostile_text_takes_no_time(text: str) -> None:
+    start = time.thread_time()
+    parse_count(text)
+    assert time.thread_time() - start < 0.05
+
+
+@settings(deadline=None)
+@given(st.sampled_from(["exact", "smooth", "relative"]), count, count)
+def test_one_only_for_the_right_number_and_never_lower_nearer(mode: str, predicted: int, true: int) -> None:
+    reward = make_counting_reward(mode)
+    value = reward(predicted, true)
+    assert 0 <= value <= 1 and (value == 1) == (predicted == true)
+    step = (true > predicted) - (true < predicted)
+    assert reward(predicted + step, true) >= value
+    assert reward(true, true) == 1 and (true == 0 or reward(0, true) == 0) and reward(1, 0) == 0
+
+
+def test_formulas() -> None:
+    assert make_counting_reward("smooth")(3, 4) == closeness(4, 3) == 0.75
+    assert make_counting_reward("smooth", power=2)(3, 4) == 0.5625
+    assert make_counting_reward("relative")(3, 4) == 0.75 and make_counting_reward("relative")(9, 4) == 0
+    assert make_counting_reward()(3, 4) == 0 and make_counting_reward()(0, 0) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(point, max_size=4), st.lists(point, max_size=4))
+def test_points_are_matched_by_the_smallest_distance(predicted: list[tuple[float, float]], true: list[tuple[float, float]]) -> None:
+    value = point_closeness(predicted, true)
+    assert 0 <= value <= 1 and point_closeness(predicted[::-1], true) == pytest.approx(value)
+    if not predicted or not true:
+        assert value == float(len(predicted) == len(true))
+        return
+    few, many = sorted((predicted, true), key=len)
+    best = min(sum(math.dist(a, b) for a, b in zip(few, chosen, strict=True)) for chosen in itertools.permutations(many, len(few)))
+    assert value == pytest.approx(1 - best / len(few) / (1000 * math.sqrt(2)), abs=1e-6)
+
+
+def test_points_mode_by_hand() -> None:
+    reward = make_counting_reward("points")
+    true = [(0.0, 0.0), (1000.0, 1000.0)]
+    assert reward(2, 2, true[::-1], true) == 1 and reward(0, 0, [], []) == 1 and reward(1, 0, [(1, 1)], []) == 0
+    assert reward(1, 2, [(0.0, 300.0)], true) == pytest.approx(0.5 * (1 - 300 / (1000 * math.sqrt(2))))
+    assert reward(3, 2, [*true, true[0]], true) == pytest.approx(2 / 3), "a copy costs"
+    assert reward(2, 2, [(0.0, 0.0)] * 2, true) == reward(1, 2, [(0.0, 0.0)], true) == 0.5, "copies do not fill up the number"
+    assert reward(2, 2, [(5.0, 5.0)] * 2, [(4.0, 4.0), (6.0, 6.0)]) > 0.99, "two things at one place"
+    assert reward(2, 2, None, true) == 0, "a bare number is no list of points"
+    assert reward(2, 2, [(9e6, 9e6), (0, 0)], true) == 1, "outside is the edge, never below 0"
+    with pytest.raises(ValueError, match="the 2 true points"):
+        reward(2, 2, true, None)
+    with pytest.raises(ValueError, match="counts >= 0"):
+        reward(-1, 2)
+
+
+@pytest.mark.parametrize(("mode", "params", "message"), [
+    ("exat", {}, "Did you mean 'exact'"), ("smooth", {"powr": 1}, "Did you mean 'power'"), ("smooth", {"power": 0}, "power to be"),
+    ("exact", {"power": 1}, "expected none")])
+def test_wrong_parameters_are_named(mode: str, params: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_counting_reward(mode, **params)
+    assert sorted(MODES) == ["exact", "points", "relative", "smooth"]

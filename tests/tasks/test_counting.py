@@ -1,0 +1,107 @@
+"""Counting: numbers and points, gold 1 and wrong 0 everywhere, errors in the summary, bad rows."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.coords import CoordFrame
+from mmrl.errors import DataError
+from mmrl.registry import task_from_spec
+from mmrl.types import ImageSize, RewardContext, Sample, Score
+from rewards.counting import MODES
+from tasks.counting import Counting
+from tasks.scenes import make_scenes
+
+SIZE = ImageSize((640, 480), (644, 476))
+POINTS = [[100.0, 50.0], [320.0, 240.0], [600.0, 400.0]]
+
+
+def _context(frame: str = "abs_orig") -> RewardContext:
+    return RewardContext(1, 1, CoordFrame(frame), (SIZE,))
+
+
+def _sample(points: list[list[float]], **params: Any) -> Sample:
+    return Sample("1", "counting", "s", "cats", len(points), ("a.png",), params={"points": points, **params})
+
+
+@pytest.mark.parametrize("params", [{"mode": m} for m in MODES] + [{"preset": "perception_r1"}], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_gold_is_one_and_wrong_zero_in_every_frame(params: dict[str, Any], count: int) -> None:
+    task, sample = Counting(**params), _sample(POINTS[:count])
+    for frame in CoordFrame:
+        ctx = _context(frame)
+        gold, wrong = (task.score(sample, text, ctx) for text in (task.gold(sample, ctx), task.wrong(sample, ctx)))
+        assert gold.value == pytest.approx(1, abs=2e-3) and gold.metrics == {"correct": 1, "close": 1}
+        assert wrong.parsed and wrong.parts["accuracy"] == 0 and wrong.metrics == {"correct": 0, "close": 0}
+
+
+def test_gold_is_just_the_number_unless_points_are_asked_for() -> None:
+    sample, ctx = _sample(POINTS), _context("rel1000")
+    assert Counting().gold_answer(sample, ctx) == "3"
+    points = "[[156, 104], [500, 500], [938, 833]]"
+    assert Counting(mode="points").gold_answer(sample, ctx) == points
+    assert Counting(per_source={"s": {"accuracy": {"mode": "points"}}}).gold_answer(sample, ctx) == points
+    own = _sample(POINTS, reward={"accuracy": {"mode": "exact"}})
+    assert Counting(per_source={"s": {"accuracy": {"mode": "points"}}}).gold_answer(own, ctx) == "3"
+
+
+@pytest.mark.parametrize(("answer", "count"), [
+    ("3", 3), ("three", 3), ("There are 3 cats.", 3), ("[[1, 2], [3, 4], [5, 6]]", 3),
+    ("[[1, 2, 3, 4], [5, 6, 7, 8], [1, 1, 2, 2]]", 3),
+    ('[{"point_2d": [1, 2]}, {"point_2d": [3, 4]}, {"point_2d": [5, 6]}]', 3), ("[]", 0), ("zero", 0), ("2", 2)])
+def test_numbers_and_lists_are_counted(answer: str, count: int) -> None:
+    score = Counting().score(_sample(POINTS), f"<think>I see 5, no, 3.</think><answer>{answer}</answer>", _context())
+    assert score.detail["pred_count"] == count and score.parts["accuracy"] == (count == 3)
+    assert score.metrics["close"] == count / 3 and ("pred_points" in score.detail) == answer.startswith("[")
+
+
+@pytest.mark.parametrize(("answer", "reason"), [
+    ("3 or 4", "several_numbers"), ("many", "not_a_number"), ("-3", "not_a_count"), ("[[1, 2], [1, 2, 3, 4]]", "mixed_shapes"),
+    ("[3]", "wrong_count"), ("", "empty"), ("[" * 50, "not_a_box")])
+def test_no_number_is_a_failure_that_counts_in_the_error(answer: str, reason: str) -> None:
+    task = Counting()
+    failed = task.score(_sample(POINTS), f"<answer>{answer}</answer>", _context())
+    assert (failed.parsed, failed.reason, failed.value, failed.metrics) == (False, reason, 0, {"correct": 0, "close": 0})
+    near = task.score(_sample(POINTS), "<answer>4</answer>", _context())
+    assert task.summarize([near, failed]) == {"MAE": 2, "MAE_parsed": 1, "parse_failure_rate": 0.5, "truncated_rate": 0}
+    assert task.summarize([failed]) == {"MAE": 3, "parse_failure_rate": 1, "truncated_rate": 0}
+    assert task.summarize([Score.failure("no_answer")]) == {"parse_failure_rate": 1, "truncated_rate": 0}
+    assert task.summarize([]) == {}
+
+
+def test_points_are_compared_in_thousandths_of_the_picture() -> None:
+    task, sample = Counting(mode="points"), _sample(POINTS[1:2])
+    for frame, x in (("abs_orig", 320), ("rel1000", 500), ("rel1", 0.5), ("abs_resized", 322)):
+        score = task.score(sample, f"<answer>[[{x}, 0]]</answer>", _context(frame))
+        assert score.parts["accuracy"] == pytest.approx(1 - 500 / (1000 * 2 ** 0.5)) and score.detail["pred_points"] == [[320, 0]]
+    assert task.score(sample, "<answer>1</answer>", _context()).parts["accuracy"] == 0
+    missing = Sample("1", "counting", "s", "cats", 1, ("a.png",))
+    assert (task.score(missing, "<answer>[[1, 2]]</answer>", _context()).reason or "").startswith("reward_error: accuracy")
+
+
+def _row(tmp_path: Path, **changes: Any) -> str:
+    make_scenes(tmp_path, 1, seed=0)
+    row = {**json.loads((tmp_path / "data.jsonl").read_text()), "answer": 1, "params": {"points": [[3, 4]]}, **changes}
+    (tmp_path / "own.jsonl").write_text(json.dumps(row))
+    return str(tmp_path / "own.jsonl")
+
+
+@pytest.mark.parametrize(("params", "changes", "message"), [
+    ({}, {"answer": "3"}, "a whole number >= 0"), ({}, {"answer": 2.5}, "a whole number"), ({}, {"answer": -1}, "a whole number"),
+    ({}, {"answer": True}, "a whole number"), ({}, {"answer": 2}, "as many points as the answer says, 2"),
+    ({}, {"params": {"points": [[1, 2, 3]]}}, "points as"),
+    ({}, {"params": {"points": [[1, 700]]}}, "inside the picture of 112 x 112"),
+    ({}, {"frame": "rel1000"}, "points in pixels"), ({"mode": "points"}, {"params": {}}, "params.points for mode 'points'")])
+def test_bad_rows_are_named(tmp_path: Path, params: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Counting(**params).load(_row(tmp_path, **changes))
+
+
+def test_examples_have_zeros_and_points(tmp_path: Path) -> None:
+    task = task_from_spec("counting", {"mode": "points"})
+    samples = list(task.load(task.example_data(str(tmp_path)) or ""))
+    assert {0, 1, 2} <= {s.answer for s in samples} and all(len(s.params["points"]) == s.answer for s in samples)
+    assert next(iter(Counting().load(_row(tmp_path, answer=1.0)))).answer == 1

@@ -1,0 +1,78 @@
+"""The reward fuzzer finds nothing in the shipped rewards, and does find planted holes."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmrl.registry import BUILT_IN, resolve_task
+from mmrl.types import RewardContext, Sample, Score
+from scripts._reward_cases import MODES, RewardCase, all_cases
+from scripts.fuzz_rewards import Fuzzer
+from tasks.grounding import Grounding
+
+HOLES = '''
+"""Grounding with three planted holes."""
+from tasks.grounding import Grounding
+
+class Raises(Grounding):
+    def score(self, sample, text, ctx):
+        if "9" in text[-40:]:
+            raise ZeroDivisionError(text)
+        return super().score(sample, text, ctx)
+
+class Sloppy(Grounding):
+    def score(self, sample, text, ctx):
+        return super().score(sample, text[text.rfind("<answer>"):] if "<answer>" in text else text, ctx)
+
+class Slow(Grounding):
+    def score(self, sample, text, ctx):
+        if len(text) > 600:
+            sum(range(600_000))
+        return super().score(sample, text, ctx)
+'''
+
+
+def test_every_task_preset_and_mode_is_a_case() -> None:
+    names = {case.name for case in all_cases()}
+    assert set(BUILT_IN) - {"mixed"} <= names
+    for task in set(BUILT_IN) - {"mixed"}:
+        assert {f"{task}:{preset}" for preset in resolve_task(task).presets} <= names
+    assert set(MODES) <= set(BUILT_IN)
+
+
+@pytest.mark.parametrize("case", [c for c in all_cases() if c.name in BUILT_IN or c.task in ("grounding", "detection")],
+                         ids=lambda c: c.name)
+def test_a_few_hundred_inputs_find_nothing(case: RewardCase) -> None:
+    found = Fuzzer(case, seed=1).run(400)
+    found.kinds.pop("slow", None)  # measured by the script on a quiet machine, not by a test
+    assert not found.kinds, found.shown[:3]
+    assert found.inputs >= 400 and 0 < found.parsed < found.inputs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(all_cases()), ids=lambda c: c.name)
+def test_thousands_of_inputs_find_nothing(case: RewardCase) -> None:
+    found = Fuzzer(case, seed=2).run(600 if case.task == "math" else 2000)
+    found.kinds.pop("slow", None)
+    assert not found.kinds, found.shown[:3]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("Raises", "exception"), ("Sloppy", "pays: two answers"), ("Slow", "slow")])
+def test_planted_holes_are_found(name: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "holes.py").write_text(HOLES, encoding="utf-8")
+    found = Fuzzer(RewardCase(name, f"{tmp_path / 'holes.py'}:{name}"), seed=0).run(3000)
+    assert found.kinds[kind], dict(found.kinds)
+    assert any(shown["kind"] == kind for shown in found.shown)
+
+
+def test_a_value_outside_its_range_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Grounding.score
+
+    def generous(self: Grounding, sample: Sample, text: str, ctx: RewardContext) -> Score:
+        score = honest(self, sample, text, ctx)
+        return Score(1.5, True) if score.value > 0.8 else score
+
+    monkeypatch.setattr(Grounding, "score", generous)
+    found = Fuzzer(RewardCase("grounding", "grounding"), seed=0).run(300)
+    assert found.kinds["range"]
