@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["GARBAGE", "answer_of", "flooded", "mutate", "with_answer"]
+__all__ = ["GARBAGE", "JUNK", "answer_of", "flooded", "mutate", "with_answer"]
 
 _ALPHABET = [*"0123456789.,-+eE[](){}<>/\\\"'`:;|*#%$ \n\t_abcXYZ", "<answer>", "</answer>", "<think>", "</think>", "<|im_end|>",
              "<|box_start|>", "<|box_end|>", "```json\n", "```", "\\boxed{", "nan", "Infinity", "1e999", "null", "True",
@@ -18,7 +18,9 @@ _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 _ANSWER = re.compile(r"(<answer>)(.*?)(</answer>)", re.DOTALL)
 
 GARBAGE = ("\u2603\u2603\u2603", " zzz qqq zzz", "\n\nI am quite sure of this.", " " + "\u2603" * 500, "\n#####\n", " [[[[", " }{ ")
-"""Text that is part of no right answer and closes no tag."""
+"""Text that is part of no right answer and closes no tag, to stand behind an answer."""
+JUNK = ("\u2603\u2603\u2603", "\u2603" * 40, "\u00a7\u00a7")
+"""The same to stand inside an answer: no character of it is in any truth, not even a space, so that nothing may match."""
 
 
 def _behind_thoughts(text: str) -> int:

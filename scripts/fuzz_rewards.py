@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import random
 import sys
 import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from mmrl.scoring import is_reward_failure
 from mmrl.task import Task, Template
 from mmrl.types import RewardContext, Sample, Score
 from scripts._bench import write_results
-from scripts._mutations import GARBAGE, answer_of, flooded, mutate, with_answer
+from scripts._mutations import GARBAGE, JUNK, answer_of, flooded, mutate, with_answer
 from scripts._reward_cases import RewardCase, all_cases, contexts, example_samples
 
 LIMIT_MS = 5.0
@@ -107,7 +109,7 @@ class Fuzzer:
         variants = {"text behind the answer": text + junk}
         if score.parsed:
             variants["two answers"] = text + rng.choice((gold, wrong, text))
-            variants["junk inside the answer"] = with_answer(text, inside + rng.choice(GARBAGE[:2]))
+            variants["junk inside the answer"] = with_answer(text, inside + rng.choice(JUNK))
             for name, flood in zip(("doubled", "one repeated", "flood"), flooded(inside, rng, rng.choice((1, 5, 60))),
                                    strict=False):
                 if name != "flood" or score.value >= 0.9 * self.task.value_range[1]:  # near copies may mend a bad answer
@@ -176,6 +178,11 @@ def _timed(task: Task, sample: Sample, text: str, ctx: RewardContext) -> float:
     return 1000 * (time.thread_time() - began)
 
 
+def _run(work: tuple[RewardCase, int, int]) -> Findings:
+    case, seed, inputs = work
+    return Fuzzer(case, seed).run(inputs)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; exit status 1 when anything was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -184,20 +191,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="names of rewards that start with this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="write assets/results/fuzz_rewards.json")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args(argv)
     rows: dict[str, Any] = {}
-    for case in all_cases():
-        if not case.name.startswith(options.only):
-            continue
-        pooled = case.task in POOLED and options.pooled_inputs is not None
-        found = Fuzzer(case, options.seed).run(options.pooled_inputs if pooled else options.inputs)
-        rows[case.name] = {"inputs": found.inputs, "parsed": found.parsed, "paid": found.paid, "violations": dict(found.kinds),
-                           "mean_us": round(1e6 * found.seconds / found.inputs, 1), "slowest_ms": round(found.slowest_ms, 2),
-                           **({"shown": found.shown} if found.shown else {})}
-        print(f"{case.name:40} {found.inputs:8} inputs  {rows[case.name]['mean_us']:8.1f} us  slowest {found.slowest_ms:6.2f} ms  "
-              f"{dict(found.kinds) or 'clean'}", flush=True)
-        for shown in found.shown[:3]:
-            print(f"    {shown['kind']}: {shown['why']}\n      {shown['text'][:300]!r}")
+    cases = [case for case in all_cases() if case.name.startswith(options.only)]
+    pooled = options.inputs if options.pooled_inputs is None else options.pooled_inputs
+    work = [(case, options.seed, pooled if case.task in POOLED else options.inputs) for case in cases]
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        for case, found in zip(cases, pool.map(_run, work), strict=True):
+            row = {"inputs": found.inputs, "parsed": found.parsed, "paid": found.paid, "violations": dict(found.kinds),
+                   "mean_us": round(1e6 * found.seconds / found.inputs, 1), "slowest_ms": round(found.slowest_ms, 2),
+                   **({"shown": found.shown} if found.shown else {})}
+            rows[case.name] = row
+            print(f"{case.name:40} {found.inputs:8} inputs  {row['mean_us']:8.1f} us  slowest {found.slowest_ms:6.2f} ms  "
+                  f"{dict(found.kinds) or 'clean'}", flush=True)
+            for shown in found.shown[:3]:
+                print(f"    {shown['kind']}: {shown['why']}\n      {shown['text'][:300]!r}")
     if options.record:
         print(write_results("fuzz_rewards", {"limit_ms": LIMIT_MS, "seed": options.seed, "rewards": rows}, "hypothesis"))
     return int(any(row["violations"] for row in rows.values()))

@@ -1,4 +1,5 @@
-"""Two rules for the whole suite: what a marker asks of the machine, and that nothing is skipped quietly in CI.
+"""Rules for the whole suite: what a marker asks of the machine, that nothing is skipped quietly in CI, and that no property
+fails because the machine is busy.
 
 With `CI` or `MMRL_NO_SKIP` set, a skipped test or module counts as failed unless its reason names a missing GPU.
 """
@@ -11,6 +12,10 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("mmrl", deadline=None)  # speed belongs in benchmarks
+settings.load_profile("mmrl")
 
 NO_SKIP = any(os.environ.get(name, "").lower() not in ("", "0", "false") for name in ("CI", "MMRL_NO_SKIP"))
 

@@ -17,7 +17,7 @@ from tasks.grounding import Grounding
 
 class Raises(Grounding):
     def score(self, sample, text, ctx):
-        if "9" in text[-40:]:
+        if "{" in text:
             raise ZeroDivisionError(text)
         return super().score(sample, text, ctx)
 

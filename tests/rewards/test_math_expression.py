@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +15,14 @@ from rewards.math_expression import (
     is_evaluated,
     parse_expression,
     shared_pool,
-    verify_expression,
     verify_texts,
 )
+from rewards.math_expression import verify_expression as _verify_expression
+
+
+def verify_expression(gold: str, predicted: str, **options: Any) -> MathVerdict:
+    """With a deadline that a busy machine keeps too: these tests ask what is right, not how fast."""
+    return _verify_expression(gold, predicted, **{"deadline_s": 30.0, **options})
 
 
 @pytest.mark.parametrize(("text", "inside"), [
@@ -103,16 +109,16 @@ def test_a_truth_that_is_no_mathematics_is_met_by_its_own_spelling_only() -> Non
 
 
 def test_hostile_expressions_end_at_the_deadline_and_the_next_answer_is_right() -> None:
-    deadline = 0.4
+    deadline = 3.0
     before = shared_pool(deadline).stats
     assert verify_expression("x + 1", "1 + x", deadline_s=deadline).correct is True
     deep = "(" * 50 + "x" + ")" * 50  # the grammar backtracks for minutes
     start = time.monotonic()
     assert verify_expression("x", deep, deadline_s=deadline).reason == "verifier_timeout"
-    assert time.monotonic() - start < deadline + 2
+    assert time.monotonic() - start < deadline + 5
     start = time.monotonic()
     assert verify_expression("x", deep, deadline_s=deadline).reason == "verifier_timeout"
-    assert time.monotonic() - start < 0.05, "the same text is not tried twice"
+    assert time.monotonic() - start < 1, "the same text is not tried twice"
     assert verify_expression("2y", "y + y", deadline_s=deadline).correct is True
     assert shared_pool(deadline).stats.timeouts == before.timeouts + 1
 
@@ -123,7 +129,7 @@ def test_huge_numbers_are_never_a_hang(text: str) -> None:
     assert verify_expression("5", text).reason == "not_evaluated", "nothing is computed where a number is asked for"
     start = time.monotonic()
     verdict = verify_expression("x", text, evaluated=False, deadline_s=1.0)
-    assert time.monotonic() - start < 6, "one deadline and one start of the verifier"
+    assert time.monotonic() - start < 15, "one deadline and one start of the verifier"
     assert verdict.correct is not True
 
 
