@@ -28,12 +28,12 @@ from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.runlog import versions, write_json
 from mmrl.schedule import score_origin
 from mmrl.scoring import ScoreJob, Scorer
-from mmrl.stats import Estimate, describe
+from mmrl.stats import Estimate, describe, macro_estimate
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score, StopReason
 from mmrl.world import World
 
-__all__ = ["EvalSettings", "Evaluation", "evaluate", "macro_estimate", "member_of", "protocol_of", "run_benchmarks",
+__all__ = ["EvalSettings", "Evaluation", "evaluate", "protocol_of", "run_benchmarks",
            "write_evaluation"]
 
 _CHUNK = 64  # samples encoded at a time: a benchmark's pixels do not fit in memory together
@@ -92,13 +92,6 @@ def _value(score: Mapping[str, Any], name: str) -> float:
     if name == "reward":
         return float(score["value"])
     return float(score["parsed"]) if name == "parse_rate" else float(score["metrics"].get(name, 0.0))
-
-
-def member_of(task: Task, name: str) -> Task:
-    """The task that judges the samples called `name`: a mixed task's member (its mapping `members`), else `task`."""
-    members = getattr(task, "members", None)
-    found = members.get(name) if isinstance(members, Mapping) else None
-    return found if isinstance(found, Task) else task
 
 
 def evaluate(policy: Policy, engine: RolloutEngine, scorer: Scorer, sources: Sequence[LoadedSource],
@@ -165,7 +158,7 @@ def _row(source: LoadedSource, job: ScoreJob, score: Score, order: int, mode: st
         "images": list(sample.images), "mode": mode, "text": job.text, "stop": ctx.stop.value,
         "num_tokens": ctx.num_tokens, "max_tokens": ctx.max_tokens, "frame": ctx.frame.value,
         **score_origin(source.config, ctx.images), "sample": dataclasses.asdict(sample),
-        "score": dataclasses.asdict(score), "headline": member_of(source.task, sample.task).headline,
+        "score": dataclasses.asdict(score), "headline": source.task.member(sample.task).headline,
         "_order": (job.key, order), "_number": number, "_score": score, "_sample": sample}
 
 
@@ -187,8 +180,8 @@ def _measured(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource]
     for row in rows:
         group = _group(row)
         if group not in names:
-            task = member_of(sources[group[0] - first_key].task, group[1])
-            names[group].update(getattr(task, "metric_names", ()), {task.headline} - {"reward"})
+            task = sources[group[0] - first_key].task.member(group[1])
+            names[group].update(task.metric_names, {task.headline} - {"reward"})
         names[group].update(row["_score"].metrics)
     return {group: frozenset(found) for group, found in names.items()}
 
@@ -216,20 +209,6 @@ class _Tables:
         return self._known[key]
 
 
-def macro_estimate(estimates: Sequence[Estimate]) -> Estimate:
-    """The unweighted mean of independent estimates, with an interval made of theirs.
-
-    low = mean - sqrt(sum((mean_s - low_s)^2)) / S, high likewise (MOVER: G. Y. Zou and A. Donner, Statistics in Medicine
-    27 (2008) 1693-1702), so that one source gives its own interval, and one with nothing but zeros is not taken for
-    certain, as a bootstrap of it would be. `n` counts the units of all. low and high are NaN when one of theirs is.
-    """
-    count = len(estimates)
-    mean = math.fsum(e.mean for e in estimates) / count
-    down, up = (math.sqrt(math.fsum(d * d for d in gaps)) / count for gaps in (
-        [e.mean - e.low for e in estimates], [e.high - e.mean for e in estimates]))
-    return Estimate(mean, mean - down, mean + up, sum(e.n for e in estimates))
-
-
 def _parts(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[Mapping[str, Any]]]:
     parts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -249,7 +228,7 @@ def _summaries(rows: Sequence[Mapping[str, Any]], sources: Sequence[LoadedSource
     for key, source in enumerate(sources, first_key):
         parts = _parts([r for r in rows if r["_order"][0] == key], "task")
         for name, part in parts.items():
-            summary = member_of(source.task, name).summarize([r["_score"] for r in part])
+            summary = source.task.member(name).summarize([r["_score"] for r in part])
             prefix = f"{name}/" if len(parts) > 1 else ""
             out.setdefault(source.config.path, {}).update({f"{prefix}{k}": v for k, v in summary.items()})
     return out
@@ -319,7 +298,7 @@ def run_benchmarks(evaluation: Evaluation, sources: Sequence[LoadedSource], fold
             title, place = f"{title}'", f"{place}_"
         taken.add(place)
         (folder / place).mkdir(parents=True, exist_ok=True)
-        numbers = _official(member_of(sources[key - first_key].task, task), pairs, folder / place)
+        numbers = _official(sources[key - first_key].task.member(task), pairs, folder / place)
         if numbers:
             found[title] = numbers
         if not any((folder / place).iterdir()):

@@ -31,7 +31,7 @@ from mmrl.errors import DataError, MediaError
 from mmrl.policy.encode import fingerprint
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
-from mmrl.scoring import ScoreJob, Scorer, is_reward_failure, judge_of
+from mmrl.scoring import ScoreJob, Scorer, is_reward_failure
 from mmrl.task import Task
 from mmrl.types import Group, ImageSize, RewardContext, Score, StopReason, Trajectory
 from mmrl.world import World
@@ -108,7 +108,7 @@ def group_outcome(group: Group, config: RunConfig, task: Task) -> GroupOutcome:
     """The outcome of a closed group. With GDPO a group has signal when any weighted reward part differs inside it."""
     if group.error is not None:
         return GroupOutcome(group.key, None)
-    good_G, (low, high) = usable(group), judge_of(task, group.sample).value_range
+    good_G, (low, high) = usable(group), task.member(group.sample.task).value_range
     if sum(good_G) < 2:
         return GroupOutcome(group.key, None, low, high)
     rewards = [r for r, good in zip(training_rewards(group, config), good_G, strict=True) if good]

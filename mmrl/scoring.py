@@ -19,7 +19,7 @@ from mmrl.registry import task_from_spec
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
 
-__all__ = ["ScoreJob", "Scorer", "is_reward_failure", "judge_of", "score_one"]
+__all__ = ["ScoreJob", "Scorer", "is_reward_failure", "score_one"]
 
 _START_TIMEOUT_S = 300.0
 _FLUSH_S = 0.005  # scores travel together for so long: one message each would cost more than most rewards
@@ -38,13 +38,6 @@ class ScoreJob:
     ctx: RewardContext
     peers: tuple[Score, ...] | None = None
     place: int = 0
-
-
-def judge_of(task: Task, sample: Sample) -> Task:
-    """The task that judges `sample`: a task of several members (`member(name)`, as tasks.mixed has) names it by the
-    sample's task, any other judges itself. Ranges, headline and group rewards are the judge's."""
-    member = getattr(task, "member", None)
-    return task if member is None else member(sample.task)
 
 
 def is_reward_failure(score: Score) -> bool:
@@ -217,7 +210,7 @@ class Scorer:
         flat = iter(self.score([job for group in groups for job in group]))
         scores = [[next(flat) for _ in group] for group in groups]
         places = [(g, i) for g, group in enumerate(groups) for i, job in enumerate(group)
-                  if judge_of(self.tasks[job.key], job.sample).in_group and not is_reward_failure(scores[g][i])]
+                  if self.tasks[job.key].member(job.sample.task).in_group and not is_reward_failure(scores[g][i])]
         jobs = [replace(groups[g][i], peers=tuple(scores[g]), place=i) for g, i in places]
         final = [list(group) for group in scores]
         for (g, i), score in zip(places, self.score(jobs) if jobs else [], strict=True):

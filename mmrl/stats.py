@@ -18,7 +18,7 @@ from mmrl.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Estimate", "bootstrap_mean", "describe", "paired_gain", "wilson"]
+__all__ = ["Estimate", "bootstrap_mean", "describe", "macro_estimate", "paired_gain", "wilson"]
 
 _CHUNK = 2_000_000  # random indices drawn at a time: bounds the memory of a large resampling to ~16 MB
 
@@ -149,3 +149,17 @@ def paired_gain(before: Mapping[Any, Sequence[float]], after: Mapping[Any, Seque
         return None
     gains = [math.fsum(after[u]) / len(after[u]) - math.fsum(before[u]) / len(before[u]) for u in shared]
     return bootstrap_mean(gains, level, seed)
+
+
+def macro_estimate(estimates: Sequence[Estimate]) -> Estimate:
+    """The unweighted mean of independent estimates, with an interval made of theirs.
+
+    low = mean - sqrt(sum((mean_s - low_s)^2)) / S, high likewise (MOVER: G. Y. Zou and A. Donner, Statistics in Medicine
+    27 (2008) 1693-1702), so that one source gives its own interval, and one with nothing but zeros is not taken for
+    certain, as a bootstrap of it would be. `n` counts the units of all. low and high are NaN when one of theirs is.
+    """
+    count = len(estimates)
+    mean = math.fsum(e.mean for e in estimates) / count
+    down, up = (math.sqrt(math.fsum(d * d for d in gaps)) / count for gaps in (
+        [e.mean - e.low for e in estimates], [e.high - e.mean for e in estimates]))
+    return Estimate(mean, mean - down, mean + up, sum(e.n for e in estimates))

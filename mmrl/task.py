@@ -47,6 +47,7 @@ class Task(abc.ABC):
     headline: ClassVar[str] = "reward"
     part_names: tuple[str, ...] = ()
     value_range: tuple[float, float] = (0.0, 1.0)  # of the total reward; wider only where a paper's preset says so
+    metric_names: ClassVar[tuple[str, ...]] = ()  # metrics every parsed answer has; a failure counts as 0 in each
     in_group: ClassVar[bool] = False  # True: `score_in_group` is asked once all completions of a group have scores
     on_error: str = "raise"  # set by the run before `load`: 'record' keeps broken rows in `rejected` instead of raising
     rejected: Sequence[Any] = ()
@@ -74,6 +75,11 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def wrong(self, sample: Sample, ctx: RewardContext) -> str:
         """A well-formed wrong answer: its accuracy parts must be 0."""
+
+    def member(self, name: str) -> Task:
+        """The task that judges samples whose `task` is `name`: itself, or for a task of several (tasks.mixed) one of them.
+        Ranges, headline, metrics and group rewards are the member's."""
+        return self
 
     def score_in_group(self, sample: Sample, scores: Sequence[Score], index: int) -> Score:
         """The final score of completion `index` given those of its whole group (label-free rewards such as region

@@ -20,7 +20,6 @@ from mmrl.optim import learning_rate, reduce_and_scale, set_learning_rate
 from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
 from mmrl.policy.policy import Policy
 from mmrl.schedule import usable
-from mmrl.scoring import judge_of
 from mmrl.types import Group
 from mmrl.world import World
 
@@ -94,7 +93,7 @@ class Updater:
                  world: World) -> None:
         self.config, self.policy, self.optimizer, self.stream, self.world = config, policy, optimizer, stream, world
         self.settings = objective_settings(config)
-        self.credit = Credit(config, world, lambda sample: judge_of(stream.find(sample.source, sample.id)[1], sample).headline)
+        self.credit = Credit(config, world, lambda sample: stream.find(sample.source, sample.id)[1].member(sample.task).headline)
         self.parameters = policy.trainable()
         self.updates = 0  # optimizer steps taken, drives the learning rate
         a = config.algorithm

@@ -99,7 +99,7 @@ class Boolean(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """12 scenes, half of the questions true; returns their data.jsonl."""
-        from tasks.choice import example_scenes, write_rows
+        from tasks.examples import example_scenes, write_rows
         from tasks.scenes import COLORS
 
         rows, colors = [], list(COLORS)

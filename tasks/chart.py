@@ -32,7 +32,8 @@ from mmrl.types import RewardContext, Sample, Score
 from rewards.router import Part, PartFactory
 from rewards.text import check_names, check_number, normalise
 from tasks.base import AnswerTask
-from tasks.ocr import accepted_texts, check_texts, foreign_text, read_text, write_rows
+from tasks.examples import write_rows
+from tasks.texts import accepted_texts, check_texts, foreign_text, read_text
 
 __all__ = ["MODES", "Chart", "chartqa_correct", "read_number", "relaxed_correct"]
 

@@ -10,11 +10,9 @@ wrong, never a random choice as in MMMU's official code: `mmmu_rule` is accuracy
 """
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
@@ -27,7 +25,7 @@ from rewards.parsing import extract_answer
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction
 
-__all__ = ["Choice", "example_scenes", "options_of", "read_letter", "write_rows"]
+__all__ = ["Choice", "options_of", "read_letter"]
 
 _MODES = ("exact", "literal")
 _LITERAL = frozenset(LETTERS)
@@ -193,6 +191,7 @@ class Choice(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """12 scenes of one shape, asked for its colour, with 3 to 6 options; returns their data.jsonl."""
+        from tasks.examples import example_scenes, write_rows
         from tasks.scenes import COLORS
 
         rows = []
@@ -203,18 +202,3 @@ class Choice(AnswerTask):
             rows.append({**row, "question": f"Which colour has the {thing['shape']}?",
                          "answer": LETTERS[options.index(thing["color"])], "params": {"options": options}})
         return write_rows(folder, rows)
-
-
-def example_scenes(folder: str, count: int, difficulty: int = 0, seed: int = 7) -> list[dict[str, Any]]:
-    """Draw `count` scenes (tasks.scenes) and return {"id", "image", "params": {"objects": ...}} of each."""
-    from tasks.scenes import make_scenes
-
-    lines = Path(make_scenes(folder, count=count, seed=seed, difficulty=difficulty)).read_text().splitlines()
-    return [{key: row[key] for key in ("id", "image", "params")} for row in map(json.loads, lines)]
-
-
-def write_rows(folder: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write mmrl's own rows to `folder`/data.jsonl and return its path."""
-    path = Path(folder) / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)

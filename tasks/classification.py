@@ -216,7 +216,7 @@ class Classification(AnswerTask):
         """16 pictures with one shape in one of four colours, to be named by the colour."""
         from PIL import Image, ImageDraw
 
-        from tasks.ocr import write_rows
+        from tasks.examples import write_rows
 
         colours = {"red": (225, 35, 35), "green": (30, 165, 50), "blue": (40, 70, 225), "yellow": (240, 215, 30)}
         target = Path(folder)

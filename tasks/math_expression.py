@@ -136,7 +136,7 @@ class Math(AnswerTask):
         """12 pictures of an expression; returns their data.jsonl."""
         from PIL import Image, ImageDraw, ImageFont
 
-        from tasks.choice import write_rows
+        from tasks.examples import write_rows
 
         (Path(folder) / "images").mkdir(parents=True, exist_ok=True)
         rows: list[dict[str, Any]] = []

@@ -175,7 +175,7 @@ class Numeric(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """12 scenes of one shape, asked for its width in pixels or as a share of the picture; returns their data.jsonl."""
-        from tasks.choice import example_scenes, write_rows
+        from tasks.examples import example_scenes, write_rows
 
         rows = []
         for index, row in enumerate(example_scenes(folder, 12)):

@@ -9,17 +9,15 @@ correct from ROUGE 0.1 on, which any text about the same subject reaches.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mmrl.coords import CoordFrame
 from mmrl.registry import register
-from mmrl.types import RewardContext, Sample, Score
-from rewards.router import PartFactory
+from mmrl.types import RewardContext, Sample
 from rewards.text import MAX_CHARS, check_number, make_text_reward
-from tasks.base import AnswerTask
-from tasks.ocr import accepted_texts, check_texts, foreign_text, read_text, text_part, write_rows
+from tasks.examples import write_rows
+from tasks.texts import TextTask, accepted_texts
 
 __all__ = ["OpenText"]
 
@@ -27,7 +25,7 @@ _COLOURS = {"red": (225, 35, 35), "green": (30, 165, 50), "blue": (40, 70, 225),
 
 
 @register("open_text")
-class OpenText(AnswerTask):
+class OpenText(TextTask):
     """Answer in words. Beside the parameters of AnswerTask:
 
     mode            rouge (default), token_f1, exact, anls, ned, indel, wer, cer, ratio or contains, see rewards.text
@@ -52,26 +50,8 @@ class OpenText(AnswerTask):
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
-        self.max_chars = int(check_number("max_chars", self.settings["max_chars"], 1, 65_536))
         self.correct_from = check_number("correct_from", self.settings["correct_from"], 0.01, 1)
         make_text_reward(self.settings["correct_by"])  # its ConfigError names the modes
-
-    def _accuracy_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"normalise": settings["normalise_text"], "max_chars": settings["max_chars"], **settings["accuracy"],
-                "mode": settings["mode"]}
-
-    def factories(self) -> Mapping[str, PartFactory]:
-        """accuracy (a text reward) and format."""
-        return {"accuracy": text_part, "format": self.format_factory()}
-
-    def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> str | list[str]:
-        """A text, or a list of accepted texts."""
-        return check_texts(value, "answer", self.max_chars)
-
-    def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> str:
-        """The text as it stands. Reasons: empty, answer_too_long, not_text."""
-        return read_text(answer, accepted_texts(sample), self.max_chars)
 
     def measure(self, value: str, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """rouge and token_f1 with their default settings, and correct as declared."""
@@ -79,19 +59,6 @@ class OpenText(AnswerTask):
         rouge, token_f1, by = (make_text_reward(mode, max_chars=self.max_chars)(value, truths)
                                for mode in ("rouge", "token_f1", self.settings["correct_by"]))
         return {"rouge": rouge, "token_f1": token_f1, "correct": float(by >= self.correct_from)}
-
-    def describe(self, value: str | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
-        """pred_text and gold_text, accepted texts joined by ' | '."""
-        shown = {} if value is None else {"pred_text": value}
-        return {**shown, "gold_text": " | ".join(accepted_texts(sample))}
-
-    def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
-        """The first accepted text."""
-        return accepted_texts(sample)[0]
-
-    def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
-        """A word of letters that stand in no accepted text."""
-        return foreign_text(accepted_texts(sample))
 
     def example_data(self, folder: str) -> str:
         """16 pictures of two coloured shapes, to be described in words."""
@@ -110,10 +77,3 @@ class OpenText(AnswerTask):
             rows.append({"id": f"open-{number}", "image": f"{number}.png", "question": "What do you see, from left to right?",
                          "answer": [f"a {left} circle and a {right} square", f"{left} circle, {right} square"]})
         return write_rows(folder, rows)
-
-    def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
-        """mean_length of the answers in characters, beside the shared rates."""
-        if not rows:
-            return {}
-        return {"mean_length": sum(len(str(row.detail.get("pred_text", ""))) for row in rows) / len(rows),
-                **super().summarize(rows)}

@@ -31,7 +31,8 @@ from rewards.parsing import MAX_ANSWER_CHARS
 from rewards.views import is_consistent, swap_sides
 from tasks.base import AnswerError, AnswerTask
 from tasks.boolean import read_truth
-from tasks.choice import Choice, example_scenes, options_of, write_rows
+from tasks.choice import Choice, options_of
+from tasks.examples import example_scenes, write_rows
 
 __all__ = ["RELATIONS", "Spatial", "mirror_sample", "parse_relation"]
 

@@ -15,10 +15,10 @@ import pytest
 
 from mmrl.config import DataSource
 from mmrl.data import LoadedSource
-from mmrl.evaluate import EvalSettings, Evaluation, evaluate, macro_estimate, member_of, run_benchmarks, write_evaluation
+from mmrl.evaluate import EvalSettings, Evaluation, evaluate, run_benchmarks, write_evaluation
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.scoring import Scorer
-from mmrl.stats import Estimate, describe
+from mmrl.stats import Estimate, describe, macro_estimate
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
 from tests.engine_kit import Album, picture, policy
@@ -61,6 +61,9 @@ class Both(Album):
 
     name: ClassVar[str] = "both"
     members: ClassVar[Mapping[str, Task]] = {"letters": Letters(), "lengths": Lengths()}
+
+    def member(self, name: str) -> Task:
+        return self.members[name]
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         return self.members[sample.task].score(sample, text, ctx)
@@ -233,14 +236,6 @@ def test_macro_of_certain_and_single_units() -> None:
     assert both.mean == 0 == both.low and 0 < both.high < zeros.high, "all zero is not certainly zero, and two say more"
     assert macro_estimate([zeros]) == zeros
     assert math.isnan(macro_estimate([zeros, Estimate(1.0, math.nan, math.nan, 1)]).high)
-
-
-def test_only_a_members_mapping_of_tasks_is_followed() -> None:
-    mixed, plain = Both(), Letters()
-    assert member_of(mixed, "lengths") is mixed.members["lengths"] and member_of(mixed, "unknown") is mixed
-    assert member_of(plain, "lengths") is plain
-    plain.members = {"lengths": "not a task"}  # type: ignore[attr-defined]
-    assert member_of(plain, "lengths") is plain
 
 
 def test_rows_name_their_headline_and_carry_what_scoring_again_needs(mixed: Evaluation) -> None:

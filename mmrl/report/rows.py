@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mmrl.report.load import EvalStep, number
-from mmrl.stats import Estimate, paired_gain
+from mmrl.stats import Estimate, macro_estimate, paired_gain
 
 __all__ = ["boxes_of", "gains", "headline_of", "is_right", "labels_of", "metric_of", "part_gains", "points_of", "score_of",
            "task_of", "text_of", "unit_of"]
@@ -141,8 +141,6 @@ def gains(first: EvalStep, last: EvalStep, metrics: Iterable[str]) -> dict[tuple
 
 
 def _macro_gains(first: EvalStep, last: EvalStep) -> dict[tuple[str, str], Estimate]:
-    from mmrl.evaluate import macro_estimate  # brings torch; only runs with a macro mean need it
-
     per_mode: dict[str, list[Estimate]] = defaultdict(list)
     for (mode, _), gain in part_gains(first, last, lambda row: unit_of(row)[0]).items():
         per_mode[mode].append(gain)

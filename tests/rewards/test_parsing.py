@@ -105,13 +105,13 @@ HOSTILE = ["<" * 400_000, "(" * 4000, "(1,1)" + " " * 3990, "<think>" + "<a" * 1
 
 @pytest.mark.parametrize("text", HOSTILE, ids=[h[:12] for h in HOSTILE])
 def test_hostile_text_takes_no_time(text: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     for answer_format in ("answer", "think", "bare"):
         extract_answer(text, answer_format)
         format_reward(text, answer_format)
     parse_boxes(text)
     parse_boxes(text[:4000])
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start < 1.0
 
 
 @pytest.mark.parametrize(("text", "answer_format", "value"), [

@@ -81,7 +81,7 @@ def test_a_hang_is_killed_at_its_deadline_and_the_next_question_is_answered(targ
         pid = pool.call("echo").value[0]
         start = time.monotonic()
         assert pool.call(hang, 60) == (None, "verifier_timeout")
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 20
         assert _gone(pid)
         again = pool.call("echo", 1)
         assert again.value[1] == 1 and again.value[0] != pid

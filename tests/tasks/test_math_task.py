@@ -64,10 +64,10 @@ def test_presets_are_the_papers_rules() -> None:
 
 
 def test_a_hang_is_a_recorded_zero_and_counted() -> None:
-    task = Math(deadline_s=0.4)
+    task = Math(deadline_s=3.0)
     start = time.monotonic()
     score = task.score(_sample("x"), f"<answer>{DEEP}</answer>", CTX)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 20
     assert (score.value, score.parsed, score.reason) == (0, False, "verifier_timeout")
     assert not is_reward_failure(score), "the text's fault, not the reward's"
     right = task.score(_sample("2x"), "<answer>x + x</answer>", CTX)
@@ -77,10 +77,10 @@ def test_a_hang_is_a_recorded_zero_and_counted() -> None:
 
 
 def test_reward_workers_are_daemonic_and_still_verify() -> None:
-    specs = [("math", {"deadline_s": 0.5})]
+    specs = [("math", {"deadline_s": 5.0})]
     jobs = [ScoreJob(0, _sample(gold), f"<answer>{text}</answer>", CTX) for gold, text in (
         ("2x", "x + x"), ("x", DEEP), ("x^2-1", "(x-1)(x+1)"), ("5", "5"))]
-    with Scorer(specs, [Math(deadline_s=0.5)], workers=1, timeout_s=60) as scorer:
+    with Scorer(specs, [Math(deadline_s=5.0)], workers=1, timeout_s=60) as scorer:
         scores = scorer.score(jobs)
     assert [score.value for score in scores] == [1, 0, 1, 1]
     assert scores[1].reason == "verifier_timeout"
