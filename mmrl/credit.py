@@ -51,17 +51,18 @@ class GroupView:
 
 
 def accuracy_level(group: Group, headline: str) -> float:
-    """The group's mean accuracy in the task's own terms: reward part 'accuracy', else the headline metric, else the value.
+    """The group's mean accuracy in the task's own terms: the headline metric, else reward part 'accuracy', else the value.
 
+    The headline comes first because it lies in [0, 1] where a paper's accuracy part may not.
     A completion that could not be parsed counts as 0; one whose reward failed does not count (nor is it trained on).
     """
     scores = [score_of(t) for t, good in zip(group.trajectories, usable(group), strict=True) if good]
     if not scores:
         return 0.0
-    if any("accuracy" in s.parts for s in scores):
-        values = [s.parts.get("accuracy", 0.0) for s in scores]
-    elif any(headline in s.metrics for s in scores):
+    if any(headline in s.metrics for s in scores):
         values = [s.metrics.get(headline, 0.0) for s in scores]
+    elif any("accuracy" in s.parts for s in scores):
+        values = [s.parts.get("accuracy", 0.0) for s in scores]
     else:
         values = [s.value for s in scores]
     return math.fsum(values) / len(values)

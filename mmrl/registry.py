@@ -45,7 +45,7 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
     def decorate(cls: TaskClass) -> TaskClass:
         if not (isinstance(cls, type) and issubclass(cls, Task)):
             raise RegistryError(f"expected @register on a subclass of mmrl.Task, found {cls!r}")
-        if name in BUILT_IN and BUILT_IN[name] != f"{cls.__module__}:{cls.__qualname__}":
+        if name in BUILT_IN and BUILT_IN[name] != f"{_module_of(cls)}:{cls.__qualname__}":
             raise RegistryError(f"task name '{name}' is built in ({BUILT_IN[name]}); choose another")
         known = _registered.get(name)
         if known is not None and _origin(known) != _origin(cls):
@@ -55,6 +55,12 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
         return cls
 
     return decorate
+
+
+def _module_of(cls: type[Task]) -> str:
+    """Name of the class's module, also when that module is run with `python -m`."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec.name if cls.__module__ == "__main__" and spec is not None else cls.__module__
 
 
 def _origin(cls: type[Task]) -> tuple[str, str]:

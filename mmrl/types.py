@@ -103,8 +103,9 @@ class Completion:
 class Score:
     """A reward in [0, 1] with its breakdown: value == sum(weights[k] * parts[k]) always.
 
-    `reason` names why parsing failed or why a reward could not be computed; such a score is 0 and stays in every
-    denominator. `metrics` are observed, not rewarded (iou, precision ...). `detail` is for people: boxes to draw etc.
+    `reason` names why parsing failed or why a reward could not be computed; such a score is 0 (less where a part can
+    punish) and stays in every denominator. `metrics` are observed, not rewarded (iou, precision ...). `detail` is for
+    people: boxes to draw etc.
     """
 
     value: float

@@ -39,6 +39,12 @@ def _range(part: Part) -> tuple[float, float]:
     return getattr(part, "low", 0.0), getattr(part, "high", 1.0)
 
 
+def _span(parts: Mapping[str, Part], weights: Mapping[str, float]) -> tuple[float, float]:
+    """Lowest and highest weighted sum of the parts."""
+    ends = [(weights[name], *_range(part)) for name, part in parts.items()]
+    return math.fsum(weight * low for weight, low, _ in ends), math.fsum(weight * high for weight, _, high in ends)
+
+
 def _check_weights(weights: Mapping[str, Any], names: Iterable[str], normalise: bool) -> dict[str, float]:
     known = list(names)
     for name, weight in weights.items():
@@ -71,21 +77,14 @@ class Rubric:
         self._build([])
         for layer in self._sources.values():
             self._build([layer])
+        spans = [_span(*built) for built in self._built.values()]
+        self.value_range = min(0.0, *(low for low, _ in spans)), max(1.0, *(high for _, high in spans))
+        """Lowest and highest total over all layers given at construction: (0, 1) unless a paper's rule leaves it."""
 
     @property
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts, in the order given."""
         return tuple(self._factories)
-
-    @property
-    def value_range(self) -> tuple[float, float]:
-        """Lowest and highest total over all layers given at construction: (0, 1) unless a paper's rule leaves it."""
-        low, high = 0.0, 1.0
-        for parts, weights in self._built.values():
-            ends = [_range(parts[name]) for name in parts]
-            low = min(low, math.fsum(w * a for w, (a, _) in zip(weights.values(), ends, strict=True)))
-            high = max(high, math.fsum(w * b for w, (_, b) in zip(weights.values(), ends, strict=True)))
-        return low, high
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": {}}  # built parts hold closures; they are rebuilt on demand
@@ -124,8 +123,14 @@ class Rubric:
         return self._build(layers)
 
     def check(self, sample: Sample) -> None:
-        """Raise ConfigError when the sample's own layer is wrong; readers call it, so that training never meets one."""
-        self._for(sample)
+        """Raise ConfigError when the sample's own layer is wrong; readers call it, so that training never meets one.
+
+        A layer whose total could leave `value_range` is wrong too: a task declares one range for all of its samples.
+        """
+        low, high = _span(*self._for(sample))
+        if low < self.value_range[0] - 1e-9 or high > self.value_range[1] + 1e-9:
+            raise ConfigError(f"expected reward settings of a sample whose total stays within {list(self.value_range)}, found a "
+                              f"rule that reaches [{low:g}, {high:g}]; set it for the task or in per_source instead")
 
     def weights(self, sample: Sample) -> dict[str, float]:
         """Normalised weights that hold for this sample."""
@@ -151,9 +156,17 @@ class Rubric:
 
     def failure(self, reason: str, sample: Sample, *, metrics: Mapping[str, float] | None = None,
                 detail: Mapping[str, Any] | None = None, weights: Mapping[str, float] | None = None) -> Score:
-        """A recorded zero in every part: a parse failure or a broken reward, with metrics that count it as zero."""
-        shares = dict(weights) if weights is not None else self.weights(sample)
-        return Score(0.0, False, reason, dict.fromkeys(self._factories, 0.0), shares, metrics or {}, detail or {})
+        """A recorded failure with metrics that count it as zero.
+
+        A text that could not be parsed gets the least each part can pay: 0, or less where a part can punish, so that being
+        unreadable never pays better than being wrong. A broken reward (reason 'reward_...') is 0: the text is not to blame.
+        """
+        shares, lows = dict(weights or {}), dict.fromkeys(self._factories, 0.0)
+        if weights is None:
+            parts, shares = self._for(sample)
+            if not reason.startswith("reward_"):
+                lows = {name: min(0.0, _range(part)[0]) for name, part in parts.items()}
+        return Score.combine(lows, shares, parsed=False, reason=reason, metrics=metrics or {}, detail=detail or {})
 
 
 class Router:

@@ -57,6 +57,10 @@ launch() {
       *) echo "error: expected an option or section.key=value, found '$1'; see --help" >&2; exit 2 ;;
     esac
   done
+  if ! [[ "$processes" =~ ^[1-9][0-9]*$ ]]; then
+    echo "error: expected a number of processes after --gpus, found '$processes'" >&2
+    exit 2
+  fi
   if [ -z "$model" ] || [ -z "$data" ]; then
     echo "error: expected --model and --data; see --help" >&2
     exit 2

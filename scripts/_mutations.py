@@ -122,12 +122,18 @@ def _think(text: str, rng: random.Random, others: Sequence[str]) -> str:
     return f"<think>{rng.choice(others)}</think>{text}"
 
 
+def _accents(text: str, rng: random.Random, others: Sequence[str]) -> str:
+    a = rng.randrange(len(text) + 1)
+    return text[:a] + "\u0301\u0323" * rng.choice((2, 20, 4000)) + text[a:]
+
+
 def _quote(text: str, rng: random.Random, others: Sequence[str]) -> str:
     return text.replace('"', "'") if '"' in text else with_answer(text, f'"{answer_of(text)}"')
 
 
 _MUTATIONS: tuple[Callable[[str, random.Random, Sequence[str]], str], ...] = (
-    _drop, _double, _insert, _insert, _number, _number, _nudge, _nudge, _cut, _splice, _case, _repeat, _deep, _think, _quote)
+    _drop, _double, _insert, _insert, _number, _number, _nudge, _nudge, _cut, _splice, _case, _repeat, _deep, _think, _quote,
+    _accents)
 
 
 def mutate(text: str, rng: random.Random, others: Sequence[str]) -> str:

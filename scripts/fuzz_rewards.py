@@ -70,7 +70,7 @@ class Fuzzer:
         self.found = Findings()
         self.settings: list[Setting] = [(s, c, self.task.gold(s, c), self.task.wrong(s, c))
                                         for s in example_samples(self.task) for c in contexts(s)]
-        real = [json.loads(line)["text"] for line in CORPUS.read_text(encoding="utf-8").splitlines()] if CORPUS.exists() else []
+        real = [json.loads(line)["text"] for line in CORPUS.read_text(encoding="utf-8").splitlines()]
         self.corpus = [*real, *(g for _, _, g, _ in self.settings), *(w for _, _, _, w in self.settings)]
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score | None:
@@ -196,6 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: dict[str, Any] = {}
     cases = [case for case in all_cases() if case.name.startswith(options.only)]
     pooled = options.inputs if options.pooled_inputs is None else options.pooled_inputs
+    if not cases:
+        parser.error(f"expected --only to begin a reward's name, found {options.only!r}; names: "
+                     f"{', '.join(case.name for case in all_cases())}")
     work = [(case, options.seed, pooled if case.task in POOLED else options.inputs) for case in cases]
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         for case, found in zip(cases, pool.map(_run, work), strict=True):

@@ -140,3 +140,9 @@ def test_every_launch_script_has_a_recipe_whose_first_line_runs_it() -> None:
         assert first.startswith(f"# bash scripts/{script.name} "), first
         load_config(REPO / "configs" / f"{name}.yaml")
         assert f"bash scripts/{script.name}" in launch("--help", script=name).stdout
+
+
+@pytest.mark.parametrize("count", ["two", "0", "1.5", "-1"])
+def test_a_wrong_number_of_processes_is_named(count: str) -> None:
+    done = launch("--model", "m", "--data", "d", "--gpus", count)
+    assert done.returncode == 2 and f"number of processes after --gpus, found '{count}'" in done.stderr

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -135,3 +136,10 @@ def test_parameters_a_task_refuses_are_a_configuration_error() -> None:
         task_from_spec("grounding", {"moode": "iou"})
     with pytest.raises(ConfigError, match=r"'qestion'.* Did you mean 'question'\? It takes: question"):
         task_from_spec(f"{PLUGIN}:CountCircles", {"qestion": "How many?"})
+
+
+@pytest.mark.parametrize("module", ["tasks.maze", "tasks.jigsaw", "tasks.playground", "tasks.pages", "tasks.scenes"])
+def test_generators_run_as_modules(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=Path(__file__).resolve().parent.parent,
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr[-1000:]

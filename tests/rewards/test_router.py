@@ -98,3 +98,27 @@ def test_unknown_task_types_fail_when_the_router_is_made() -> None:
         Router({"sums": _rubric()}, task_types=["sums", "sum"])
     router = Router({"sums": _rubric()}, task_types=["sums"])
     assert router.score(3, _sample(), CTX).parts["right"] == 1
+
+
+def _punishing() -> Part:
+    part = lambda predicted, sample, ctx: -0.5  # noqa: E731
+    part.low, part.high = -1.0, 0.0  # type: ignore[attr-defined]
+    return part
+
+
+def test_an_unreadable_text_gets_the_least_its_parts_can_pay_and_a_broken_reward_nothing() -> None:
+    rubric = Rubric({"accuracy": lambda: _constant(0.0), "length": _punishing}, {"accuracy": 1.0, "length": 0.5}, normalise=False)
+    wrong = rubric.score("x", _sample(), CTX)
+    unread = rubric.failure("no_answer", _sample())
+    assert (wrong.value, unread.value) == (-0.25, -0.5), "being unreadable never pays better than being wrong"
+    assert unread.parts == {"accuracy": 0.0, "length": -1.0} and not unread.parsed
+    assert rubric.failure("reward_error: x", _sample()).value == 0.0, "the text is not to blame"
+    assert rubric.value_range == (-0.5, 1.0)
+
+
+def test_a_sample_may_not_leave_the_range_its_task_declares() -> None:
+    rubric = Rubric({"accuracy": lambda: _constant(0.0), "length": _punishing}, {"accuracy": 1.0})
+    assert rubric.value_range == (0.0, 1.0)
+    with pytest.raises(ConfigError, match=r"stays within \[0\.0, 1\.0\].*reaches \[-0\.5, 0\.5\].*per_source"):
+        rubric.check(_sample(reward={"weights": {"length": 1.0}}))
+    rubric.check(_sample(reward={"weights": {"accuracy": 2.0}}))
