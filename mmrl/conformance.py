@@ -63,6 +63,7 @@ class Conformance:
     model: str
     samples: int = 0
     rejected: int = 0
+    rejected_shown: list[str] = field(default_factory=list)  # the first few, with file, row and reason
     findings: list[Finding] = field(default_factory=list)
     tokens: dict[str, float] = field(default_factory=dict)
     lowest_gold: dict[str, float] = field(default_factory=dict)
@@ -178,6 +179,7 @@ def _load(task: Task, path: str, limit: int, result: Conformance) -> list[Sample
     except Exception as error:  # the task's own code: whatever it raises is the finding
         problems = [f"{type(error).__name__}: {error}"]
     result.samples, result.rejected, result.skipped = len(samples), len(task.rejected), dict(task.skipped)
+    result.rejected_shown = [str(row)[:300] for row in itertools.islice(task.rejected, _SHOWN)]
     result.findings.append(_finding(check, problems))
     return [] if problems else samples
 

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,10 @@ MEMORY_BYTES = 4 << 30
 """Address space a verifier may use; beyond it gets a MemoryError, which is a recorded 'verifier_error'."""
 START_TIMEOUT_S = 60.0
 MAX_FAILURES_IN_A_ROW = 20
-"""Timeouts and crashes without one answer between them after which the pool gives up with a RewardError."""
+"""Timeouts and crashes without one answer between them after which the pool asks its probe before it goes on."""
+PROBE_TIMEOUT_S = 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Between two probes that fail: the pause doubles from the first to the longest; calls within it raise at once."""
 _CHUNK = 65_536
 _ROOT = str(Path(__file__).resolve().parents[1])
 
@@ -147,11 +151,13 @@ class _Process:
 class VerifierPool:
     """`size` interpreters that answer `call`. Thread-safe, safe after fork, closed at exit, started when first needed.
 
-    `deadline_s` is the time one call may take, from when an interpreter is free and ready. Raises ConfigError for
+    `deadline_s` is the time one call may take, from when an interpreter is free and ready. `probe` are arguments that a
+    working verifier answers at once: after MAX_FAILURES_IN_A_ROW failures a fresh interpreter is asked, and only when it
+    fails too (or, without a probe, does not start) calls raise, until a later probe is answered. Raises ConfigError for
     settings that cannot be.
     """
 
-    def __init__(self, target: str, *, deadline_s: float = 2.0, size: int = 1) -> None:
+    def __init__(self, target: str, *, deadline_s: float = 2.0, size: int = 1, probe: Sequence[Any] | None = None) -> None:
         module, colon, function = target.partition(":")
         if not (module and colon and function):
             raise ConfigError(f"expected a verifier as 'module:function', found {target!r}")
@@ -159,7 +165,8 @@ class VerifierPool:
             raise ConfigError(f"expected deadline_s > 0 and size >= 1, found {deadline_s!r} and {size!r}")
         self.target, self.deadline_s, self.size = target, float(deadline_s), size
         self.counts = dict.fromkeys(PoolStats._fields, 0)
-        self._failures = 0
+        self.probe = None if probe is None else tuple(probe)
+        self._failures, self._pause_s, self._paused_until = 0, FIRST_PAUSE_S, 0.0
         self._after_fork()
         _pools.add(self)
 
@@ -184,10 +191,13 @@ class VerifierPool:
     def call(self, *args: Any) -> Verdict:
         """The verifier's answer to JSON-able `args`, or the reason why there is none. Blocks while all are busy.
 
-        Raises RewardError when the verifier cannot be started, or failed MAX_FAILURES_IN_A_ROW times in a row.
+        Raises RewardError when the verifier cannot be started, or failed MAX_FAILURES_IN_A_ROW times in a row and then
+        failed its probe as well.
         """
         self._count("calls")
         with self._slots:
+            if self._failures >= MAX_FAILURES_IN_A_ROW:
+                self._probe()
             process = self._take()
             verdict: Verdict | None = None
             try:
@@ -196,11 +206,37 @@ class VerifierPool:
                 self._give_back(process, verdict)
         return verdict
 
+    def _probe(self) -> None:
+        """Start the count of failures again when a fresh interpreter works; raises RewardError when it does not."""
+        if time.monotonic() >= self._paused_until:
+            process = _Process(self.target)
+            with self._lock:
+                self._busy.add(process)
+                self.counts["restarts"] += 1
+            try:
+                process.wait_ready(self.target)
+                if self.probe is not None:
+                    process.ask(self.probe, time.monotonic() + max(self.deadline_s, PROBE_TIMEOUT_S))
+                self._failures, self._pause_s = 0, FIRST_PAUSE_S
+            except (_Late, _Gone, ValueError):
+                self._pause()
+            except RewardError:
+                self._pause()
+                raise
+            finally:
+                process.kill()
+                with self._lock:
+                    self._busy.discard(process)
+        if self._failures:
+            raise RewardError(f"the verifier {self.target} failed {self._failures} times in a row and fails a question that it "
+                              f"should answer ({self.stats}); is the machine overloaded or short of memory?")
+
+    def _pause(self) -> None:
+        self._paused_until = time.monotonic() + self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+
     def _take(self) -> _Process:
         with self._lock:
-            if self._failures >= MAX_FAILURES_IN_A_ROW:
-                raise RewardError(f"the verifier {self.target} failed {self._failures} times in a row ({self.stats}); raise "
-                                  "its deadline, or look at the answers recorded with verifier_timeout")
             while self._idle:
                 process = self._idle.pop()
                 if process.popen.poll() is None:

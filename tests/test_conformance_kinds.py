@@ -1,6 +1,7 @@
 """`mmrl tasks check` on answers that are no boxes: points, clicks, texts without pictures, presets that add up, votes."""
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from mmrl.cli.main import app
 from mmrl.conformance import check_task
 from mmrl.errors import ConfigError
 from mmrl.registry import BUILT_IN
+from tasks.scenes import make_scenes
 from tests.engine_kit import tiny_folder
 from tests.test_conformance import failed, problems
 
@@ -175,3 +177,13 @@ def test_the_command_takes_a_preset(tiny: str, tmp_path: Path) -> None:
     assert good.exit_code == 0, good.output
     bad = CliRunner().invoke(app, ["tasks", "check", "grounding", "--preset", "perception_r2", *out])
     assert isinstance(bad.exception, ConfigError) and "Did you mean 'perception_r1'" in str(bad.exception)
+
+
+def test_rejected_rows_are_shown_with_their_reasons(tmp_path: Path) -> None:
+    good = Path(make_scenes(tmp_path, count=2, seed=1))
+    broken = json.loads(good.read_text(encoding="utf-8").splitlines()[0]) | {"id": "gone", "image": "gone.png"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(broken) + "\n" + good.read_text(encoding="utf-8"), encoding="utf-8")
+    result = check_task("grounding", str(tmp_path / "rows.jsonl"), params={"reader": {"on_error": "record"}},
+                        out=str(tmp_path / "out"))
+    assert (result.samples, result.rejected) == (2, 1)
+    assert "row 1" in result.rejected_shown[0] and "gone.png" in result.rejected_shown[0]

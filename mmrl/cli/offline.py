@@ -80,7 +80,9 @@ def _print_check(result: Conformance, console: Console, out: Path) -> None:
             if finding.count > len(finding.problems):
                 console.print(f"            and {finding.count - len(finding.problems)} more")
             console.print(f"  mend      {escape(finding.mend)}")
-    console.print(f"\ndata {escape(result.data)}" + (f", {result.rejected} rows rejected" if result.rejected else ""))
+    console.print(f"\ndata {escape(result.data)}" + (f", {result.rejected} rows rejected:" if result.rejected else ""))
+    for row in result.rejected_shown:
+        console.print(f"  {escape(row)}")
     if result.tokens:
         console.print(f"prompt tokens with {escape(result.model)}: " + ", ".join(
             f"{name} {value:g}" for name, value in result.tokens.items()))
