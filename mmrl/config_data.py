@@ -86,7 +86,8 @@ class SelectionConfig(Section):
     """Groups whose rewards hardly differ are replaced, high-variance samples come again: mmrl/algorithms/selection.py."""
 
     kind: Literal["none", "variance", "std"] = "none"  # variance: VCRL, relative to the largest possible; std: of rewards
-    threshold: float = Field(0.3, ge=0)  # kept from here on; variance in [0, 1] (VCRL: 0.3, later 0.8), std in rewards
+    threshold: float | list[tuple[int, float]] = 0.3  # kept from here on; variance in [0, 1], std in rewards
+    # ^ or pairs [last step, threshold], the last one for good; VCRL: [[20, 0.3], [21, 0.8]]
     replay_share: float = Field(0.5, ge=0, le=1)  # of a step's places that may be refilled from the memory
     memory: int = Field(256, ge=1)  # samples remembered
     momentum: float = Field(0.9, ge=0, lt=1)  # of a remembered sample's priority
@@ -94,8 +95,10 @@ class SelectionConfig(Section):
 
     @model_validator(mode="after")
     def _reachable(self) -> SelectionConfig:
-        if self.kind == "variance" and self.threshold > 1:
-            raise ValueError(f"selection.threshold of kind variance is relative: expected [0, 1], found {self.threshold:g}")
+        levels = [self.threshold] if isinstance(self.threshold, float) else [level for _, level in self.threshold]
+        if not levels or min(levels) < 0 or (self.kind == "variance" and max(levels) > 1):
+            raise ValueError("selection.threshold: expected numbers of at least 0 (kind variance is relative: expected [0, 1]), "
+                             f"found {self.threshold}")
         return self
 
 

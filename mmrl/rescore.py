@@ -3,15 +3,16 @@
     mmrl score runs/demo/rollouts/step_000010.jsonl --param mode=dynamic --out new.jsonl
 
 Reads rollouts/step_*.jsonl and eval predictions.jsonl of a run. Every line carries its sample, its coordinate frame,
-the picture sizes and its task as configured, so that the same parameters give exactly the logged scores. Lines that
-cannot be read are kept with their number and reason, never dropped. Rewards run in a worker process, as in training.
+the picture sizes and its task as configured, so that the same parameters give exactly the logged scores. The lines of a group
+of rollouts are scored together, as in training, and predictions one by one, as in evaluations. Lines that cannot be read
+are kept with their number and reason, never dropped. Rewards run in a worker process, as in training.
 """
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,17 @@ class _Logged:
     old: Score
 
     @property
+    def group(self) -> str | None:
+        """What the lines of one group of rollouts share; None for predictions, which are no groups.
+
+        `key` is the group's own where the log holds it; else the prompt stands for it.
+        """
+        if "step" not in self.row:
+            return None
+        sample, key = self.sample, self.row.get("key")
+        return json.dumps([self.row["step"], key, sample.source, sample.id, self.spec], default=str)
+
+    @property
     def was_never_rolled_out(self) -> bool:
         """The picture could not be read, so there was no completion: no reward can change that."""
         return self.ctx.stop is StopReason.ERROR
@@ -120,6 +132,17 @@ def _read(path: Path) -> tuple[list[_Logged], list[BrokenLine]]:
     return logged, broken
 
 
+def _scores(scorer: Scorer, groups: Collection[Sequence[tuple[_Logged, ScoreJob]]]) -> dict[int, Score]:
+    """Scores by line: groups of rollouts together, predictions (groups of one) by themselves."""
+    alone = [pair for group in groups for pair in group if pair[0].group is None]
+    together = [group for group in groups if group[0][0].group is not None]
+    new = dict(zip((entry.line for entry, _ in alone), scorer.score([job for _, job in alone]), strict=True))
+    scored = scorer.score_groups([[job for _, job in group] for group in together])
+    for group, scores in zip(together, scored, strict=True):
+        new.update(zip((entry.line for entry, _ in group), scores, strict=True))
+    return new
+
+
 def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any] | None = None, *,
             timeout_s: float = 10.0) -> Rescored:
     """Score every completion of a log again.
@@ -136,19 +159,21 @@ def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any]
                         f"in {len(broken)} lines{first}")
     numbers: dict[str, int] = {}
     specs: list[tuple[str, dict[str, Any]]] = []
-    jobs: list[ScoreJob] = []
-    rolled_out = [entry for entry in logged if not entry.was_never_rolled_out]
-    for entry in rolled_out:
+    groups: dict[tuple[str, int], list[tuple[_Logged, ScoreJob]]] = {}
+    for entry in logged:
+        if entry.was_never_rolled_out:
+            continue
         spec = task or entry.spec
         merged = merge(entry.params if spec == entry.spec else {}, dict(params or {}))
         key = json.dumps([spec, merged], sort_keys=True, default=str)
         if key not in numbers:
             numbers[key] = len(specs)
             specs.append((spec, merged))
-        jobs.append(ScoreJob(numbers[key], entry.sample, entry.row["text"], entry.ctx))
+        place = (entry.group or f"line {entry.line}", numbers[key])
+        groups.setdefault(place, []).append((entry, ScoreJob(numbers[key], entry.sample, entry.row["text"], entry.ctx)))
     tasks = [task_from_spec(spec, merged) for spec, merged in specs]
     with Scorer(specs, tasks, workers=1, timeout_s=timeout_s) as scorer:
-        new = dict(zip((entry.line for entry in rolled_out), scorer.score(jobs), strict=True))
+        new = _scores(scorer, groups.values())
     rows = tuple(RescoredRow(e.line, e.row, e.sample.source, e.old, new.get(e.line, e.old)) for e in logged)
     return Rescored(rows, tuple(broken))
 

@@ -55,7 +55,8 @@ def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_toke
         for trajectory in group.trajectories:
             turn, score = trajectory.turns[-1], score_of(trajectory)
             rows.append({
-                "step": group.key[0], "total_steps": total_steps, "sample": dataclasses.asdict(group.sample),
+                "step": group.key[0], "key": list(group.key), "total_steps": total_steps,
+                "sample": dataclasses.asdict(group.sample),
                 "text": turn.text, "stop": turn.stop.value, "num_tokens": trajectory.num_tokens,
                 "max_tokens": max_tokens, "frame": frame, **origins.get(group.key, {}),
                 "score": dataclasses.asdict(score)})

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 import string
-import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from rewards.parsing import MAX_ANSWER_CHARS
+from rewards.text import unicode_form
 
 __all__ = [
     "BooleanParse", "ChoiceParse", "LETTERS", "nearest_option", "normalise_text", "parse_boolean", "parse_choice",
@@ -58,7 +58,7 @@ def _unwrap(text: str) -> str:
 
 def normalise_text(text: str) -> str:
     """Canonical Unicode, case folded, single spaces, no emphasis around it and no closing full stop. Linear time."""
-    text = unicodedata.normalize("NFC", " ".join(_unwrap(text).split()))
+    text = unicode_form(" ".join(_unwrap(text).split()), "NFC")
     return (_unwrap(text[:-1]) if text.endswith(".") and len(text) > 1 else text).casefold()
 
 

@@ -1,7 +1,8 @@
 """Counting: the number in an answer, and rewards for it: exact, smooth, relative, or with the points that were counted.
 
 The number is read from the answer only. It must be the one number of a short text: digits ("3", "1,200", "3.0") or words
-from "zero" to "ninety-nine"; "3 or 4" is no answer. 0 is a number like any other.
+from "zero" to "ninety-nine"; "3 or 4" is no answer, and neither is "not 3", "about 3" or "at least 3". 0 is a number like
+any other.
 
     python -c "from rewards.counting import parse_count; print(parse_count('There are twenty-one.'))"
 """
@@ -39,7 +40,17 @@ _TOKEN = re.compile(
     rf"(?P<digits>(?<![\w.,])-?[0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?(?![\w%]|[.,][0-9]))"
     rf"|\b(?P<tens>{'|'.join(_TENS)})(?:[- ](?P<ones>{'|'.join(_SMALL[1:10])}))?\b"
     rf"|\b(?P<small>{'|'.join(_SMALL)})\b", re.IGNORECASE)
-_OTHER_SIZES = re.compile(r"\b(?:hundreds?|thousands?|millions?|billions?|dozens?|half|minus|negative)\b", re.IGNORECASE)
+_OTHER_SIZES = re.compile(
+    r"\b(?:hundreds?|thousands?|\w*illi(?:on|ard)s?|lakhs?|crores?|googol|dozens?|scores?|percent|bn|mn|tn|k|m"
+    r"|half|halves|quarters?|thirds?|minus|negative)\b", re.IGNORECASE)
+_HEDGES = re.compile(  # next to these a number is not what was counted, wherever they stand
+    r"[~≈≃≅<>≤≥≦≧≲≳≠±+√¬]|\w+n['’]t\b|\b(?:not|cannot|isnt|arent|dont|doesnt|no|nor|neither|never|without|least|most|more|less"
+    r"|fewer|than|plus|minimum|maximum|min|max|approximately|approx|roughly|circa|ca|almost|nearly|exceed(?:s|ing)?|estimated?"
+    r"|maybe|perhaps|possibly|probably|likely|might|may|could|ish|or|either|others?|another|except|excluding|but|instead"
+    r"|wrong|incorrect|false|unsure|unknown|guess(?:ing)?|if|unless)\b", re.IGNORECASE)
+_LEADS = re.compile(  # and behind these: '4 birds over the lake' is a count, 'over 4 birds' is none
+    r"\b(?:about|around|over|under|above|below|beyond|to|near|between|within|past|many as|few as|some|up)\s+"
+    r"(?:(?:the|a|an|only|just)\s+)?[^\w\s]*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,8 @@ class CountParse:
 def parse_count(answer: str) -> CountParse:
     """The one number of an answer text of at most 200 characters.
 
-    Reasons: empty, answer_too_long, not_a_number, several_numbers, not_a_count (negative or broken), out_of_range.
+    Reasons: empty, answer_too_long, not_a_number, several_numbers, hedged ('not 4', 'about 4', 'at least 4', '4 or more'),
+    not_a_count (negative or broken), out_of_range.
     Never raises on any text.
     """
     if len(answer) > _MAX_CHARS:
@@ -67,6 +79,8 @@ def parse_count(answer: str) -> CountParse:
     if len(tokens) != 1 or digits != sum(char.isdigit() for char in tokens[0][0]):
         return CountParse(None, "several_numbers" if tokens else "not_a_number")  # a stray digit is a second number
     token = tokens[0]
+    if _HEDGES.search(answer) or _LEADS.search(answer[:token.start()]):
+        return CountParse(None, "hedged")
     if not token["digits"]:
         ones = _WORDS[token["ones"].lower()] if token["ones"] else 0
         return CountParse(_WORDS[(token["tens"] or token["small"]).lower()] + ones)

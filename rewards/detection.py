@@ -2,7 +2,9 @@
 
 The default, `f1`, is a soft F1: 2 * sum of w(IoU) over optimally matched pairs of equal label / (N_p + N_g). It has no
 cliff and cannot be gamed: the order of boxes does not matter; a copy, a box with a wrong label or a flood never raises
-it; adding a box equal to a truth that has none, or moving a box towards its truth, never lowers it.
+it; adding a box equal to a truth that has none, or moving a box towards its truth, never lowers it, unless the box becomes
+a copy of another. Copies are predictions of one label that are equal, or much more alike than the truths of the label are
+(rewards.matching.near_copies): together they earn at most what the best of them would earn alone.
 
 In every mode both lists empty is the best value and only one empty the worst, copies of a box match nothing new, and a
 box with a wrong label is a false positive. What the papers' own code does otherwise is said at each mode.
@@ -24,7 +26,16 @@ from mmrl.errors import ConfigError, did_you_mean
 from rewards.average_precision import COCO_THRESHOLDS, check_rule, class_ap
 from rewards.dynamic_iou import AVERAGE_THRESHOLDS, DYNAMIC_SCHEDULE, make_iou_reward, threshold_at
 from rewards.iou import pairwise_iou
-from rewards.matching import TWIN_IOU, forbid_copies, greedy_pairs, hungarian_pairs, matched_sum, most_pairs
+from rewards.matching import (
+    TWIN_IOU,
+    forbid_copies,
+    greedy_pairs,
+    hungarian_pairs,
+    matched_sum,
+    merge_copies,
+    most_pairs,
+    near_copies,
+)
 from rewards.objects import normalise_label
 
 if TYPE_CHECKING:
@@ -37,6 +48,7 @@ __all__ = ["Comparison", "DetectionReward", "MODES", "compare", "detection_metri
 # N predicted objects, M true ones
 
 Labelled = Sequence[tuple[str, Sequence[float]]]
+_SIZE_PENALTIES = ("published", "hardened")
 _TERMS = ("iou_max_label_first", "iou_max_iou_first", "map", "map50", "map75")
 
 
@@ -48,9 +60,11 @@ class Comparison:
     codes_M: npt.NDArray[np.int64]
     boxes_N: Floats
     boxes_M: Floats
-    any_NM: Floats  # IoU whatever the labels, 0 for copies
-    right_NM: Floats  # IoU where the labels are equal, else 0; 0 for copies
+    any_NM: Floats  # IoU whatever the labels, copies merged
+    right_NM: Floats  # IoU where the labels are equal, else 0; copies merged
     plain_NM: Floats  # IoU, copies included
+    bare_NM: Floats  # right_NM where only equal boxes count as copies: what metrics go by
+    copies: tuple[tuple[list[int], int], ...] = ()  # of rewards.matching.near_copies
 
     @property
     def num_predicted(self) -> int:
@@ -78,13 +92,16 @@ def compare(predicted: Labelled, true: Labelled) -> Comparison:
     boxes_M = np.array([box for _, box in true], dtype=np.float64).reshape(-1, 4)
     plain_NM = pairwise_iou(boxes_N, boxes_M)
     keys = [(label, *box) for label, (_, box) in zip(labels, predicted, strict=False)]
-    any_NM = plain_NM
+    any_NM, iou_MM = plain_NM, pairwise_iou(boxes_M, boxes_M)
     if len(set(keys)) < len(keys):
-        same_MM = codes_M[:, None] == codes_M[None, :]
-        twins_M = ((pairwise_iou(boxes_M, boxes_M) >= TWIN_IOU) & same_MM).sum(1) - 1
+        twins_M = ((iou_MM >= TWIN_IOU) & (codes_M[:, None] == codes_M[None, :])).sum(1) - 1
         any_NM = forbid_copies(plain_NM, keys, twins_M)
-    right_NM = np.where(codes_N[:, None] == codes_M[None, :], any_NM, 0.0)
-    return Comparison(codes_N, codes_M, boxes_N, boxes_M, any_NM, right_NM, plain_NM)
+    bare_NM = np.where(codes_N[:, None] == codes_M[None, :], any_NM, 0.0)
+    if min(plain_NM.shape) < 2:  # nothing to share out among copies
+        return Comparison(codes_N, codes_M, boxes_N, boxes_M, any_NM, bare_NM, plain_NM, bare_NM)
+    copies = near_copies(pairwise_iou(boxes_N, boxes_N), iou_MM, plain_NM > 0, codes_N, codes_M)
+    return Comparison(codes_N, codes_M, boxes_N, boxes_M, merge_copies(any_NM, copies), merge_copies(bare_NM, copies), plain_NM,
+                      bare_NM, tuple(copies))
 
 
 @dataclass(frozen=True)
@@ -182,10 +199,11 @@ def _triune_iou(case: _Case, level: float, completeness: float, iou_first: bool)
     return matched_sum(gains, hungarian_pairs(gains))
 
 
-def _size_penalty(case: _Case, level: float, base: float) -> float:
-    pair = case.pair
-    tried = most_pairs(case.kept(min(0.5, level)) > 0)
-    return base ** max(0, pair.num_predicted - pair.num_true, pair.num_true - tried)
+def _size_penalty(case: _Case, level: float, base: float, hardened: bool) -> float:
+    predicted, true = case.pair.num_predicted, case.pair.num_true
+    if not hardened:
+        return base ** abs(predicted - true)
+    return base ** max(0, predicted - true, true - most_pairs(case.kept(min(0.5, level)) > 0))
 
 
 def _label_ap(case: _Case, levels: Sequence[float], rule: str = "order_free") -> float:
@@ -203,15 +221,19 @@ def _label_ap(case: _Case, levels: Sequence[float], rule: str = "order_free") ->
 
 
 def _v_triune(threshold: Any = "dynamic", schedule: Any = DYNAMIC_SCHEDULE, iou_completeness: float = 0.3,
-              penalty: float = 0.6, weights: Any = None) -> DetectionReward:
-    """V-Triune's detection verifier: penalty ** |dN| * sum_k w_k s_k / sum_k w_k (reward_server/verify.py).
+              penalty: float = 0.6, weights: Any = None, size_penalty: str = "published") -> DetectionReward:
+    """V-Triune's detection verifier: penalty ** |N_p - N_g| * sum_k w_k s_k / sum_k w_k (reward_server/verify.py).
 
     s of the two IoU terms = (1 - c) * mean_iou + c * completeness at threshold e ('dynamic', 'average' or a number).
-    Corrected: optimal instead of its broken greedy matching; copies and wrong labels are false alarms; AP is order-free;
-    |dN| = max(N_p - N_g, N_g - boxes with IoU >= 0.5 to a truth of their label), so junk cannot fill up the number.
+    Corrected: optimal instead of its broken greedy matching; copies and wrong labels are false alarms; AP is order-free.
+    As published, junk and copies can fill up the number of boxes and so lift the penalty. With size_penalty 'hardened' they
+    cannot: |N_p - N_g| becomes max(N_p - N_g, N_g - boxes with IoU >= 0.5 to a truth of their label).
     iou_max_label_first matches within a label; iou_max_iou_first gives a truth to the box that overlaps it most.
     """
     c, base = _check_number("iou_completeness", iou_completeness, 0, 1), _check_number("penalty", penalty, 0, 1)
+    if size_penalty not in _SIZE_PENALTIES:
+        raise ConfigError(f"expected size_penalty as one of {', '.join(_SIZE_PENALTIES)}, found {size_penalty!r}."
+                          f"{did_you_mean(str(size_penalty), _SIZE_PENALTIES)}")
     shares = {"iou_max_label_first": 1.0} if weights is None else weights
     if not isinstance(shares, Mapping):
         raise ConfigError(f"expected weights as a mapping of {', '.join(_TERMS)} to numbers, found {shares!r}")
@@ -219,7 +241,7 @@ def _v_triune(threshold: Any = "dynamic", schedule: Any = DYNAMIC_SCHEDULE, iou_
         if name not in _TERMS:
             raise ConfigError(f"unknown term {name!r} in weights; expected {', '.join(_TERMS)}.{did_you_mean(name, _TERMS)}")
         _check_number(f"weights.{name}", value, 0, 1e6)
-    total_weight = math.fsum(shares.values())
+    total_weight, hardened = math.fsum(shares.values()), size_penalty == "hardened"
     if total_weight <= 0:
         raise ConfigError(f"expected a positive weight, found {dict(shares)}")
     levels_at, ap_levels = _levels(threshold, schedule), {"map": COCO_THRESHOLDS, "map50": (0.5,), "map75": (0.75,)}
@@ -230,7 +252,7 @@ def _v_triune(threshold: Any = "dynamic", schedule: Any = DYNAMIC_SCHEDULE, iou_
         for level in levels:
             terms = [w * _triune_iou(case, level, c, k == "iou_max_iou_first")
                      for k, w in shares.items() if k not in ap_levels and w]
-            total += _size_penalty(case, level, base) * (precision + math.fsum(terms))
+            total += _size_penalty(case, level, base, hardened) * (precision + math.fsum(terms))
         return total / len(levels) / total_weight
 
     return DetectionReward("v_triune", of_case, thresholds=True)
@@ -293,11 +315,11 @@ def _perception_closeness(case: _Case, allowed_NM: npt.NDArray[np.bool_]) -> Flo
     centres, sides = np.abs(a[:, :2] + a[:, 2:] - b[:, :2] - b[:, 2:]) / 2, np.abs(a[:, 2:] - a[:, :2] - b[:, 2:] + b[:, :2])
     distance = ((centres + sides) / scale).sum(1)
     hull = (np.maximum(a[:, 2:], b[:, 2:]) - np.minimum(a[:, :2], b[:, :2])).prod(1)
-    iou = case.pair.right_NM[rows, columns]
+    iou = case.pair.bare_NM[rows, columns]
     union = ((a[:, 2:] - a[:, :2]).prod(1) + (b[:, 2:] - b[:, :2]).prod(1)) / (1 + iou)
     closeness_NM = np.zeros(allowed_NM.shape)
     closeness_NM[rows, columns] = np.maximum(1e-6, 1 - (5 * distance + 2 * (1 - iou + (hull - union) / hull)) / 100)
-    return closeness_NM
+    return merge_copies(closeness_NM, case.pair.copies)
 
 
 def _perception_r1() -> DetectionReward:
@@ -310,8 +332,7 @@ def _perception_r1() -> DetectionReward:
 
     def of_case(case: _Case) -> float:
         pair, limit_M = case.pair, np.minimum(0.5, case.ceilings_M - 1e-9)[None, :]
-        allowed = pair.right_NM > limit_M
-        pairs = hungarian_pairs(_perception_closeness(case, allowed), count_first=True)
+        pairs = hungarian_pairs(_perception_closeness(case, pair.bare_NM > limit_M), count_first=True)
         found, on_truth = len(pairs), most_pairs(pair.any_NM > limit_M)
         if not found:
             return 0.0  # 0.25 - 0.5 * (1 + 1) is below the clamp
@@ -332,8 +353,9 @@ MODES: Mapping[str, Callable[..., DetectionReward]] = {
 def make_detection_reward(mode: str = "f1", **params: Any) -> DetectionReward:
     """The detection reward called `mode`: callable(predicted, true, progress) -> [0, 1] (perception_r1: [0, 3]).
 
-    Parameters by mode: f1(threshold, power, schedule), v_triune(threshold, schedule, iou_completeness, penalty, weights),
-    vlm_r1_map(rule), vlm_r1_map50(rule), od_length(rule), weighted_sum(threshold, iou, completeness), perception_r1().
+    Parameters by mode: f1(threshold, power, schedule), v_triune(threshold, schedule, iou_completeness, penalty, weights,
+    size_penalty), vlm_r1_map(rule), vlm_r1_map50(rule), od_length(rule), weighted_sum(threshold, iou, completeness),
+    perception_r1().
     Raises ConfigError for an unknown mode or parameter and for values out of range.
     """
     if mode not in MODES:
@@ -349,15 +371,15 @@ def make_detection_reward(mode: str = "f1", **params: Any) -> DetectionReward:
 def detection_metrics(pair: Comparison, threshold: float = 0.5) -> dict[str, float]:
     """f1, precision, recall at an IoU threshold, mean_iou (over the truths, best pairs of equal label), count_ok, correct.
 
-    The number of pairs is the largest possible one. Nothing predicted where nothing is: 1 everywhere; else a side
-    without objects has 0. `correct` is f1 == 1.
+    The number of pairs is the largest possible one, and only equal boxes count as copies. Nothing predicted where nothing
+    is: 1 everywhere; else a side without objects has 0. `correct` is f1 == 1.
     """
     predicted, true = pair.num_predicted, pair.num_true
     if not predicted or not true:
         precision = recall = f1 = mean_iou = float(predicted == true)
     else:
-        found = most_pairs(pair.right_NM >= threshold)
+        found = most_pairs(pair.bare_NM >= threshold)
         precision, recall, f1 = found / predicted, found / true, 2 * found / (predicted + true)
-        mean_iou = pair.matched_iou / true
+        mean_iou = matched_sum(pair.bare_NM, hungarian_pairs(pair.bare_NM)) / true
     return {f"f1@{threshold:g}": f1, f"precision@{threshold:g}": precision, f"recall@{threshold:g}": recall,
             "mean_iou": mean_iou, "count_ok": float(predicted == true), "correct": float(f1 == 1.0)}

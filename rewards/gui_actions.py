@@ -74,9 +74,9 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "direction": ("direction", "text", "input_text"),
     "keys": ("keys", "key", "hotkey", "text"),
 }
-"""Argument -> names it is written under; the first that is present counts."""
+"""Argument -> names it is written under; several of them in one action must agree."""
 NAMES = ("action", "action_type", "type", "name")
-"""Keys that hold the action's name; the first that is present counts."""
+"""Keys that hold the action's name; the first that is present counts, and no other may name another action."""
 DIRECTIONS = ("up", "down", "left", "right")
 _EMPTY = ("no input text", "")
 _ALIASES = {space: {**{alias: name for name, (_, others) in table.items() for alias in others}, **{name: name for name in table}}
@@ -139,26 +139,35 @@ def _words(argument: str, value: Any) -> str | None:
     return None if text.lower() in _EMPTY else text
 
 
-def _argument(argument: str, table: Mapping[str, Any], name_key: str) -> dict[str, Any]:
-    """Fields of Action that `argument` fills from the keys of one action object; {} when it is not there."""
-    if argument == "point" and type(table.get("x")) in (int, float) and type(table.get("y")) in (int, float):
-        found = place_of([table["x"], table["y"]])
-    else:
-        key = next((k for k in ARGUMENTS[argument] if k in table and k != name_key and table[k] is not None), None)
-        if key is None:
-            return {}
-        if argument not in ("point", "end"):
-            text = _words(argument, table[key])
-            if argument != "direction":
-                return {"text": text}
-            text = text.lower() if text else None
-            if text is not None and text not in DIRECTIONS:
-                raise _Refused("bad_direction")
-            return {"direction": text}
-        found = place_of(table[key])
+def _one_argument(argument: str, value: Any) -> dict[str, Any]:
+    """Fields of Action that `argument` fills from one value."""
+    if argument not in ("point", "end"):
+        text = _words(argument, value)
+        if argument != "direction":
+            return {"text": text}
+        text = text.lower() if text else None
+        if text is not None and text not in DIRECTIONS:
+            raise _Refused("bad_direction")
+        return {"direction": text}
+    found = place_of(value)
     if found.point is None:
         raise _Refused(found.reason if found.reason == "several_points" else f"bad_{argument}")
     return {"end": found.point} if argument == "end" else {"point": found.point, "box": found.box}
+
+
+def _argument(argument: str, table: Mapping[str, Any], name_key: str) -> dict[str, Any]:
+    """Fields of Action that `argument` fills from the keys of one action object; {} when it is not there.
+
+    Written under several names, it must be the same each time (a text that is said to be empty is none).
+    """
+    values = [table[k] for k in ARGUMENTS[argument] if k in table and k != name_key and table[k] is not None]
+    if argument == "point" and type(table.get("x")) in (int, float) and type(table.get("y")) in (int, float):
+        values.insert(0, [table["x"], table["y"]])
+    found = [_one_argument(argument, value) for value in values]
+    found = [fields for fields in found if next(iter(fields.values())) is not None] or found[:1]
+    if len({next(iter(fields.values())) for fields in found}) > 1:
+        raise _Refused("conflicting_arguments")
+    return max(found, key=lambda fields: fields.get("box") is not None, default={})
 
 
 def action_from(value: Any, space: str) -> Action:
@@ -178,6 +187,9 @@ def action_from(value: Any, space: str) -> Action:
     if name is None:
         raise _Refused("unknown_action")
     wanted = SPACES[space][name][0]
+    others = [other for other in NAMES if other != "name" or "app" not in wanted]  # an app may be called "Wait"
+    if any(action_name(value.get(other), space) not in (None, name) for other in others):
+        raise _Refused("conflicting_arguments")
     fields: dict[str, Any] = {}
     for argument in wanted:
         fields.update(_argument(argument, value, key))
@@ -194,7 +206,8 @@ def parse_action(answer: str, space: str) -> ActionParse:
 
     A missing argument is no failure: the type may be right all the same. Coordinates keep the text's frame. Reasons:
     answer_too_long, not_an_action, no_action, unknown_action, several_actions, several_points, duplicate_keys, not_finite,
-    bad_point, bad_end, bad_text, bad_app, bad_direction, bad_keys. Never raises on any text.
+    conflicting_arguments (a point and another coordinate, two actions), bad_point, bad_end, bad_text, bad_app, bad_direction,
+    bad_keys. Never raises on any text.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return ActionParse(None, "answer_too_long")

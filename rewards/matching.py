@@ -1,7 +1,8 @@
 """Which prediction belongs to which truth: optimal (Hungarian) and greedy matching, independent of the order of lists.
 
 Both maximise; a pair with similarity 0 is never made. Copies of one prediction may be told apart only where the truth
-holds twins as well (`forbid_copies`), so that repeating a box never earns anything.
+holds twins as well: equal ones by `forbid_copies`, nearly equal boxes by `near_copies` and `merge_copies`, so that
+repeating a box, moved by a pixel or not, earns what its best copy earns.
 
     python -c "from rewards.matching import hungarian_pairs; print(hungarian_pairs([[0.9, 0.8], [0.7, 0.0]]))"
 """
@@ -18,12 +19,17 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-__all__ = ["TWIN_IOU", "forbid_copies", "greedy_pairs", "hungarian_pairs", "matched_sum", "most_pairs"]
+__all__ = [
+    "COPY_IOU", "TWIN_IOU", "copy_threshold", "forbid_copies", "greedy_pairs", "hungarian_pairs", "matched_sum", "merge_copies",
+    "most_pairs", "near_copies",
+]
 
 # N predictions, M truths; similarity_NM >= 0, 0 meaning "cannot be a pair"
 
 TWIN_IOU = 0.9
 """Truths of one label that overlap at least this much may be answered by equal boxes: rounding can make them equal."""
+COPY_IOU = (0.7, 0.95)
+"""Least and largest IoU beyond which two predictions of one label are copies, see `copy_threshold`."""
 
 
 def _as_matrix(similarity_NM: npt.ArrayLike) -> Floats:
@@ -114,3 +120,64 @@ def forbid_copies(similarity_NM: Floats, keys_N: Sequence[Hashable], twins_M: np
         return similarity_NM
     twins = np.zeros(similarity_NM.shape[1]) if twins_M is None else np.asarray(twins_M)
     return np.where(np.asarray(copies)[:, None] <= twins[None, :], similarity_NM, 0.0)
+
+
+def _linked(joined_NN: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Numbers of the connected components of a symmetric relation."""
+    from scipy.sparse.csgraph import connected_components
+
+    return connected_components(joined_NN, directed=False)[1].astype(np.int64)
+
+
+def copy_threshold(iou_MM: Floats) -> float:
+    """The IoU beyond which predictions of a label are copies, given the IoUs of its truths: midway from theirs to 1.
+
+    With m the largest IoU of two truths that are no twins, it is (1 + m) / 2 within COPY_IOU: predictions must be clearly
+    more alike than the truths are.
+    """
+    others = iou_MM[~np.eye(len(iou_MM), dtype=bool) & (iou_MM < TWIN_IOU)]
+    return min(COPY_IOU[1], max(COPY_IOU[0], (1.0 + float(others.max(initial=0.0))) / 2))
+
+
+def near_copies(iou_NN: Floats, iou_MM: Floats, touched_NM: npt.NDArray[np.bool_],
+                codes_N: npt.NDArray[np.int64], codes_M: npt.NDArray[np.int64]) -> list[tuple[list[int], int]]:
+    """[(predictions, how many of them may match), ...]: sets of more copies than the truths allow, in order of the first.
+
+    Predictions of one label are copies when their IoU exceeds `copy_threshold`, and when a chain of copies joins them. As
+    many may match as the largest set of twin truths (IoU >= TWIN_IOU, joined alike) among those they touch has members.
+    """
+    joined_NN = codes_N[:, None] == codes_N[None, :]
+    np.fill_diagonal(joined_NN, False)
+    joined_NN &= iou_NN > COPY_IOU[0]
+    if not joined_NN.any():
+        return []
+    same_MM = codes_M[:, None] == codes_M[None, :]
+    alike_MM = np.where(same_MM & (iou_MM < TWIN_IOU), iou_MM, 0.0)
+    np.fill_diagonal(alike_MM, 0.0)
+    most = np.zeros(int(max(codes_N.max(), codes_M.max(initial=0))) + 1)  # by label: copy_threshold's m
+    np.maximum.at(most, codes_M, alike_MM.max(1, initial=0.0))
+    joined_NN &= iou_NN > np.clip((1.0 + most[codes_N]) / 2, *COPY_IOU)[:, None]
+    if not joined_NN.any():
+        return []
+    twins_M = _linked((iou_MM >= TWIN_IOU) & same_MM)
+    size_M = np.bincount(twins_M)[twins_M]
+    sets: dict[int, list[int]] = {}
+    for i, number in enumerate(_linked(joined_NN).tolist()):
+        sets.setdefault(number, []).append(i)
+    found = [(members, int(size_M[touched_NM[members].any(0)].max(initial=1))) for members in sets.values()]
+    return [(members, room) for members, room in found if len(members) > room]
+
+
+def merge_copies(values_NM: Floats, copies: Sequence[tuple[list[int], int]]) -> Floats:
+    """`values_NM` where each set of copies keeps as many rows as may match: the best of its values, then the second best...
+
+    The rows stand at the set's first places and belong to the set as a whole; its other rows are 0. With one row, the
+    largest sum over pairs is that of using the best single copy.
+    """
+    if not copies:
+        return values_NM
+    merged = values_NM.copy()
+    for members, room in copies:
+        merged[members] = 0.0
+        merged[members[:room]] = np.sort(values_NM[members], axis=0)[::-1][:room]
+    return merged

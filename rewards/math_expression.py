@@ -2,13 +2,15 @@ r"""Do two mathematical expressions mean the same? math-verify, gold first, behi
 
 Three steps, the first that decides wins: equal texts; two plain numbers, compared in this process; sympy in a process
 that is killed after `deadline_s` (rewards.verifier_pool). Decimal numbers are equal to a millionth of the truth
-(`close_values`), so that 0 is no small truth; 50% is both 50 and 0.5 to a truth without the sign. Texts go through latex2sympy's LaTeX grammar only: the plain
-expressions of math-verify's own extraction would be given to sympy's parse_expr, which is Python's eval.
+(`close_values`), so that 0 is no small truth; 50% is both 50 and 0.5 to a truth without the sign. Texts go through
+latex2sympy's LaTeX grammar only: the plain expressions of math-verify's own extraction would be given to sympy's
+parse_expr, which is Python's eval.
 
     python -c "from rewards.math_expression import verify_expression; print(verify_expression(r'\frac{1}{2}', '0.5'))"
 """
 from __future__ import annotations
 
+import cmath
 import functools
 import re
 from fractions import Fraction
@@ -36,10 +38,11 @@ _POWER = r"10 ?(?:\^|\*\*) ?(?:\{ ?(?P<braced>[+-]?[0-9]{1,3}) ?\}|(?P<bare>[+-]
 _SCIENTIFIC = re.compile(rf"(?:(?:\\times|\\cdot|\*|×) ?|^[+-]?){_POWER}$")
 _SCIENTIFIC_NUMBER = re.compile(
     rf"(?P<sign>[+-]?)(?:(?P<factor>[0-9]{{1,15}}(?:\.[0-9]{{1,30}})?|\.[0-9]{{1,30}}) ?(?:\\times|\\cdot|\*|×) ?)?{_POWER}")
-_EXPONENT = re.compile(r"(?<![A-Za-z0-9.\\])([0-9]+(?:\.[0-9]+)?|\.[0-9]+)[eE]([+-]?[0-9]{1,3})(?![A-Za-z0-9.])")
+_EXPONENT = re.compile(r"(?<![A-Za-z0-9.\\])([0-9]+(?:\.[0-9]+)?|\.[0-9]+)[eE]([+-]?[0-9]{1,3})(?![0-9.])")
 _BARE_POWER = re.compile(r"(?<![0-9.])10 ?\^ ?([+-]?[0-9]{2,3}|[+-][0-9])(?![0-9])")
 _DEGREES = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ)")
 _UNIT_POWER = re.compile(r"(?:\\(?:text|mathrm)\s*\{[^{}]*\}|(?<=[0-9 ])[A-Za-z]{1,3}) ?\^ ?(?:\{[23]\}|[23])$")
+_UNIT = re.compile(r"(?<=[0-9}]) ?[A-Za-z]{1,3}(?:/[A-Za-z]{1,3})?$")
 _FRACTION = re.compile(r"([+-]?)\\[dt]?frac ?\{ ?([+-]?[0-9]{1,15}) ?\} ?\{ ?([+-]?[0-9]{1,15}) ?\}")
 # a sum, product, power, root, function or juxtaposition of numbers: something that still has to be computed
 _FUNCTIONS = ("sqrt|sum|prod|int|binom|sin|cos|tan|sec|csc|cot|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|lg|exp|lim|max|min|"
@@ -50,7 +53,7 @@ _OPERATION = re.compile(
     rf"(?<![A-Za-z\\])(?:{_FUNCTIONS}) ?[({{]")
 _DIVISION = re.compile(r"\\[dtc]?frac(?![A-Za-z])|\\over(?![A-Za-z])|[0-9)}\]] ?/ ?[0-9({\[+-]")
 _NAMED_FUNCTION = re.compile(r"\\(?:text|mathrm|operatorname|mathop)\s*\{[^{}]*\}\s*(?:\\left)?\s*\(\s*[0-9+-]")
-_SUBSCRIPT = re.compile(r"[0-9] ?_|\{ ?[0-9.]+ ?\} ?_")
+_SUBSCRIPT = re.compile(r"(?:[0-9]|\{ ?[0-9.]+ ?\}) ?_ ?[{0-9A-Za-z\\]")
 _ANY_SUBSCRIPT = re.compile(r"[0-9)\]}] ?_")
 
 
@@ -147,7 +150,7 @@ def is_evaluated(text: str, integer: bool = False) -> bool:
     value = text.rpartition("=")[2]
     if _NAMED_FUNCTION.search(value):
         return False
-    value = _DEGREES.sub("", _TEXT.sub("", _UNIT_POWER.sub("", value.strip()))).strip()
+    value = _UNIT.sub("", _DEGREES.sub("", _TEXT.sub("", _UNIT_POWER.sub("", value.strip()))).strip())
     value = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", _SCIENTIFIC.sub("", value))
     value = re.sub(r"(?<=[0-9])[eE][+-]?(?=[0-9])", "", value)
     if _OPERATION.search(value) or (integer and _DIVISION.search(value)):
@@ -296,21 +299,27 @@ def _to_sympy(text: str) -> Any:
 
 
 def _values(value: Any) -> list[Any] | None:
-    """The numbers a sympy value is made of, sets sorted and of an equation its numeric side; None where it has symbols."""
-    from sympy import Eq, Expr, FiniteSet, MatrixBase, Tuple
+    """The numbers a sympy value is made of, sets sorted, of x = number the number; None where there are none.
+
+    Symbols stand for numbers that depend on their names alone: 1e-19 x is no 0 either.
+    """
+    from sympy import Eq, Expr, FiniteSet, Float, MatrixBase, Tuple
 
     if isinstance(value, Eq):
-        value = value.lhs if value.rhs.free_symbols else value.rhs
+        sides = sorted(value.args, key=lambda side: not side.is_Symbol)  # x = 5 or 5 = x; other equations are compared whole
+        value = sides[1] if sides[0].is_Symbol and not sides[1].free_symbols else None
     if isinstance(value, (FiniteSet, Tuple, MatrixBase)):
         parts = [_values(part) for part in (value.flat() if isinstance(value, MatrixBase) else value.args)]
         if any(part is None or len(part) != 1 for part in parts):
             return None
         numbers = [part[0] for part in parts if part is not None]
         return sorted(numbers, key=lambda n: (n.real, n.imag)) if isinstance(value, FiniteSet) else numbers
-    if not isinstance(value, Expr) or value.free_symbols:
+    if not isinstance(value, Expr):
         return None
     try:
-        return [complex(value.evalf(20))]
+        known = {symbol: Float(1 + (sum(map(ord, symbol.name)) * 37 % 101) / 211) for symbol in value.free_symbols}
+        number = complex(value.subs(known).doit().evalf(20))
+        return [number] if cmath.isfinite(number) else None
     except (TypeError, ValueError, OverflowError):
         return None
 

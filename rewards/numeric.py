@@ -18,8 +18,8 @@ from mmrl.errors import ConfigError, did_you_mean
 from rewards.parsing import MAX_ANSWER_CHARS
 
 __all__ = [
-    "Closeness", "MAX_NUMBER_CHARS", "NumberParse", "PERCENT", "make_closeness", "mra", "parse_first_token", "parse_number",
-    "rounded_equal", "within",
+    "Closeness", "MAX_NUMBER_CHARS", "NumberParse", "PERCENT", "is_division", "make_closeness", "mra", "parse_first_token",
+    "parse_number", "rounded_equal", "within",
 ]
 
 MAX_NUMBER_CHARS = 100
@@ -91,6 +91,12 @@ def parse_number(answer: str, percent: str = "refuse", unit: str = "") -> Number
     except ValueError:
         return NumberParse(None, "not_a_number")
     return NumberParse(value, None, exact)
+
+
+def is_division(answer: str, unit: str = "") -> bool:
+    """Whether a text that `parse_number` reads is a division, 10/2, which leaves something to compute."""
+    text = _clean(answer)
+    return "/" in (text[:-len(unit)] if unit and text.endswith(unit) else text)
 
 
 def parse_first_token(answer: str) -> NumberParse:

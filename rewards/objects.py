@@ -80,8 +80,8 @@ class PointParse:
 
 
 def normalise_label(label: str) -> str:
-    """Lower case, surrounding and repeated white space removed: labels are compared in this form."""
-    return " ".join(label.lower().split())
+    """How labels are compared, by rewards and official metrics alike: case, underscores and runs of spaces do not matter."""
+    return " ".join(label.replace("_", " ").casefold().split())
 
 
 def _numbers(values: Any, count: int) -> list[float]:

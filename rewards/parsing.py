@@ -125,6 +125,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"not a number: {name}")
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("duplicate keys")
+    return table
+
+
 def strip_fence(text: str) -> str:
     """`text` stripped, without the ``` or ```json fence around it, if there is one."""
     text = text.strip()
@@ -134,14 +141,17 @@ def strip_fence(text: str) -> str:
 
 
 def load_json(text: str) -> Any:
-    """The JSON value, or Python's spelling (single quotes, tuples); raises ValueError or RecursionError. Runs nothing."""
+    """The JSON value, or Python's spelling (single quotes, tuples); raises ValueError or RecursionError. Runs nothing.
+
+    An object that gives one key twice is refused: whichever counted, the other would be a second answer.
+    """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except ValueError:
         if '"' in text and "'" in text:
             raise
         plain = text.replace("'", '"').replace("(", "[").replace(")", "]")
-        return json.loads(plain, parse_constant=_refuse_constant)
+        return json.loads(plain, parse_constant=_refuse_constant, object_pairs_hook=_unique)
 
 
 def _numbers(value: Any) -> bool:

@@ -7,6 +7,7 @@ label and IoU); an edge is right when both of its nodes are matched to the nodes
     r1_sgg_hard   share of true nodes and of true triplets found: equal words, IoU >= 0.5 (R1-SGG's hard recall)
     r1_sgg_soft   the same with partial credit: words in common and IoU (R1-SGG's soft variant; it compares embeddings)
 
+Nodes of one label that are nearly equal are matched as one node, as boxes are in rewards.detection.
 R1-SGG's shares are over the truth only, so that a flood of nodes or edges is free. Here they are over the larger side.
 
     python -c "from rewards.scene_graph import Graph, graph_metrics as m; print(m(Graph(()), Graph((('cat', (0, 0, 9, 9)),))))"
@@ -65,13 +66,19 @@ def _overlaps(a: Sequence[str], b: Sequence[str]) -> Floats:
 
 
 def _edge_gains(predicted: Graph, true: Graph, pairs: Mapping[int, tuple[int, float]],
-                likeness: Callable[[str, str], float]) -> Floats:
-    """(E, F): what each predicted edge earns as each true edge; copies of an edge earn nothing."""
+                likeness: Callable[[str, str], float], copies: Sequence[tuple[list[int], int]] = ()) -> Floats:
+    """(E, F): what each predicted edge earns as each true edge; copies of an edge earn nothing.
+
+    `copies` are the sets of nearly equal nodes that were matched as one (rewards.matching.near_copies).
+    """
     wanted: dict[tuple[int, int], list[int]] = {}
     for f, (subject, _, target) in enumerate(true.edges):
         wanted.setdefault((subject, target), []).append(f)
     first: dict[tuple[str, tuple[float, ...]], int] = {}
     same = [first.setdefault((normalise_label(label), tuple(box)), i) for i, (label, box) in enumerate(predicted.nodes)]
+    for members, _ in copies:
+        for i in members:
+            same[i] = i if i in pairs else next((k for k in members if k in pairs), same[i])
     # an edge may hang on any copy of a node: which of them was matched is chance
     ends = {i: i if i in pairs else same[i] for i in range(len(same)) if i in pairs or same[i] in pairs}
     edges = [(ends.get(s, s), normalise_label(p), ends.get(t, t)) for s, p, t in predicted.edges]
@@ -107,14 +114,14 @@ def _f1_parts(predicted: Graph, true: Graph, threshold: float) -> tuple[float, f
     pair = compare(predicted.nodes, true.nodes)
     nodes = _share(pair.matched_iou, len(predicted.nodes), len(true.nodes), f1=True)
     matches = _hard_pairs(np.where(pair.right_NM >= threshold, pair.right_NM, 0.0))
-    found = _total(_edge_gains(predicted, true, matches, _equal))
+    found = _total(_edge_gains(predicted, true, matches, _equal, pair.copies))
     return nodes, _share(found, len(predicted.edges), len(true.edges), f1=True)
 
 
 def _hard_parts(predicted: Graph, true: Graph, threshold: float) -> tuple[float, float]:
     pair = compare(predicted.nodes, true.nodes)
     matches = _hard_pairs(np.where(pair.right_NM >= threshold, pair.right_NM, 0.0))
-    found = _total(_edge_gains(predicted, true, matches, _equal))
+    found = _total(_edge_gains(predicted, true, matches, _equal, pair.copies))
     return (_share(len(matches), len(predicted.nodes), len(true.nodes), f1=False),
             _share(found, len(predicted.edges), len(true.edges), f1=False))
 
@@ -126,7 +133,7 @@ def _soft_parts(predicted: Graph, true: Graph, words: float) -> tuple[float, flo
     gains_NM = np.where(both, words * alike_NM + (1 - words) * pair.any_NM, 0.0)
     pairs = hungarian_pairs(gains_NM)
     matches = {i: (j, float(gains_NM[i, j])) for i, j in pairs}
-    found = _total(_edge_gains(predicted, true, matches, word_overlap))
+    found = _total(_edge_gains(predicted, true, matches, word_overlap, pair.copies))
     return (_share(matched_sum(gains_NM, pairs), len(predicted.nodes), len(true.nodes), f1=False),
             _share(found, len(predicted.edges), len(true.edges), f1=False))
 
@@ -210,7 +217,7 @@ def graph_metrics(predicted: Graph, true: Graph, threshold: float = 0.5) -> dict
     Where neither side has edges, the edges are as good as the nodes, so that an empty answer earns nothing here either.
     """
     pair = compare(predicted.nodes, true.nodes)
-    matches = _hard_pairs(np.where(pair.right_NM >= threshold, pair.right_NM, 0.0))
+    matches = _hard_pairs(np.where(pair.bare_NM >= threshold, pair.bare_NM, 0.0))
     found = _total(_edge_gains(predicted, true, matches, _equal))
     node_f1 = _share(len(matches), len(predicted.nodes), len(true.nodes), f1=True)
     if predicted.edges or true.edges:

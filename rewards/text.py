@@ -23,7 +23,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rapidfuzz.distance import Indel, LCSseq, Levenshtein
 
@@ -32,7 +32,7 @@ from mmrl.errors import ConfigError, DataError, did_you_mean
 __all__ = [
     "MAX_CHARS", "MODES", "STEPS", "TextReward", "anls", "char_error_rate", "check_names", "check_number", "check_steps",
     "edit_ratio", "is_coordinates", "make_text_reward", "net_characters", "normalise", "normalised_edit_distance", "rouge",
-    "token_f1", "word_error_rate", "words",
+    "stream_safe", "token_f1", "unicode_form", "word_error_rate", "words",
 ]
 
 MAX_CHARS = 8_192
@@ -67,12 +67,47 @@ def check_number(name: str, value: Any, low: float, high: float) -> float:
 
 # normalisation
 
+_MOST_MARKS = 30
+_LEADING_MARKS = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
+"""Characters of combining class 0 whose compatible form starts with a combining mark; Unicode has these five."""
+_JOINER = "\u034f"
+
+
+def stream_safe(text: str) -> str:
+    """`text` with a grapheme joiner after each 30 combining marks in a row: Unicode's Stream-Safe Text Format (UAX 15).
+
+    No writing has so many. Putting the marks of a longer run in order takes time that grows with its square. Linear.
+    """
+    if text.isascii():
+        return text
+    cuts, run = [0], 0
+    for place, char in enumerate(text):
+        if not unicodedata.combining(char) and char not in _LEADING_MARKS:
+            run = 0
+            continue
+        run += 1
+        if run > _MOST_MARKS:
+            cuts.append(place)
+            run = 1
+    return _JOINER.join(text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True))
+
+
+@functools.lru_cache(maxsize=32)  # the reward and each metric ask for the same text
+def _unicode_form(text: str, form: Literal["NFC", "NFD", "NFKC", "NFKD"]) -> str:
+    return unicodedata.normalize(form, stream_safe(text))
+
+
+def unicode_form(text: str, form: Literal["NFC", "NFD", "NFKC", "NFKD"] = "NFKC") -> str:
+    """unicodedata.normalize in linear time on any text, see `stream_safe`. Every text of a model is normalised here."""
+    return text if text.isascii() else _unicode_form(text, form)
+
+
 def _without_punctuation(text: str) -> str:
     return "".join(" " if unicodedata.category(char)[0] == "P" else char for char in text)
 
 
 STEPS: Mapping[str, Callable[[str], str]] = {
-    "nfkc": functools.partial(unicodedata.normalize, "NFKC"),
+    "nfkc": unicode_form,
     "lower": str.lower,
     "punctuation": _without_punctuation,
     "articles": functools.partial(_ARTICLES.sub, " "),
@@ -108,7 +143,7 @@ def _bounded(text: str, steps: Iterable[str], limit: int) -> str | None:
     if not text.isascii():
         grown = 0
         for start in range(0, len(text), _PIECE):  # piece by piece, so that a text that explodes costs one piece
-            grown += len(unicodedata.normalize("NFKC", text[start:start + _PIECE]))
+            grown += len(unicode_form(text[start:start + _PIECE]))
             if grown > limit:
                 return None
     said = normalise(text, steps)
@@ -186,14 +221,28 @@ def _ngrams(tokens: Sequence[int], n: int) -> Counter[tuple[int, ...]]:
     return Counter(zip(*(tokens[i:] for i in range(n)), strict=False))
 
 
-def rouge(prediction: str, truth: str, *, ascii_words: bool = False, skip_short: bool = True) -> float:
+@functools.cache
+def _stemmer() -> Any:
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    return DefaultTokenizer(use_stemmer=True)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _stem(word: str) -> str:
+    """The Porter stem of an English word as the rouge-score package cuts it; words of up to 3 letters stay."""
+    return str(_stemmer().tokenize(word)[0]) if len(word) > 3 and _ASCII_WORD.fullmatch(word) else word
+
+
+def rouge(prediction: str, truth: str, *, ascii_words: bool = False, skip_short: bool = True, stem: bool = False) -> float:
     """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L in [0, 1].
 
     `ascii_words` cuts words as the rouge-score package does, which drops every letter outside a-z. `skip_short` leaves
     ROUGE-2 out of the mean when the truth is one word; without it an equal one-word text scores 2/3, as in the package.
+    `stem` compares English words by their Porter stems (the package's use_stemmer), so that "dogs" is "dog".
     """
-    said, meant = _numbered(*(_ASCII_WORD.findall(text.lower()) if ascii_words else words(text.lower())
-                              for text in (prediction, truth)))
+    cut = [_ASCII_WORD.findall(text.lower()) if ascii_words else words(text.lower()) for text in (prediction, truth)]
+    said, meant = _numbered(*([_stem(word) for word in text] if stem else text for text in cut))
     if not meant:
         return float(prediction == truth)
     values = [_f1((_ngrams(said, n) & _ngrams(meant, n)).total(), max(0, len(said) - n + 1), max(0, len(meant) - n + 1))
@@ -265,9 +314,9 @@ def _ratio() -> Callable[[str, str], float]:
     return edit_ratio
 
 
-def _rouge(ascii_words: bool = False, skip_short: bool = True) -> Callable[[str, str], float]:
+def _rouge(ascii_words: bool = False, skip_short: bool = True, stem: bool = False) -> Callable[[str, str], float]:
     """Mean F1 of ROUGE-1, ROUGE-2, ROUGE-L."""
-    return functools.partial(rouge, ascii_words=bool(ascii_words), skip_short=bool(skip_short))
+    return functools.partial(rouge, ascii_words=bool(ascii_words), skip_short=bool(skip_short), stem=bool(stem))
 
 
 def _exact() -> Callable[[str, str], float]:
@@ -303,7 +352,7 @@ def make_text_reward(mode: str = "ned", *, normalise: Any = None, max_chars: int
     """The text reward called `mode`: callable(prediction, truth or accepted truths) -> [0, 1].
 
     `normalise` lists STEPS (None: the mode's own; []: none). Parameters by mode: anls(threshold), contains(max_extra),
-    indel(wrong_cost), rouge(ascii_words, skip_short); the others have none. Raises ConfigError for unknown names and
+    indel(wrong_cost), rouge(ascii_words, skip_short, stem); the others have none. Raises ConfigError for unknown names and
     values out of range.
     """
     if mode not in MODES:

@@ -208,6 +208,7 @@ class VerifierPool:
 
     def _probe(self) -> None:
         """Start the count of failures again when a fresh interpreter works; raises RewardError when it does not."""
+        works = False
         if time.monotonic() >= self._paused_until:
             process = _Process(self.target)
             with self._lock:
@@ -217,7 +218,7 @@ class VerifierPool:
                 process.wait_ready(self.target)
                 if self.probe is not None:
                     process.ask(self.probe, time.monotonic() + max(self.deadline_s, PROBE_TIMEOUT_S))
-                self._failures, self._pause_s = 0, FIRST_PAUSE_S
+                self._failures, self._pause_s, works = 0, FIRST_PAUSE_S, True
             except (_Late, _Gone, ValueError):
                 self._pause()
             except RewardError:
@@ -227,7 +228,7 @@ class VerifierPool:
                 process.kill()
                 with self._lock:
                     self._busy.discard(process)
-        if self._failures:
+        if not works:
             raise RewardError(f"the verifier {self.target} failed {self._failures} times in a row and fails a question that it "
                               f"should answer ({self.stats}); is the machine overloaded or short of memory?")
 

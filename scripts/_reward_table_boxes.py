@@ -57,16 +57,16 @@ def grounding() -> Table:
             "half overlapping, scaled to 0 .. 1", peer.scaled_giou((150, 100, 250, 200), _A))
     for step, box in ((10, _A86), (11, _A86), (25, _A96), (26, _A96), (100, _A)):
         t.equal(score("grounding", _text(box), _A, preset="v_triune", progress=(step, 100)), "V-Triune", _TRIUNE,
-                f"IoU {peer.iou(box, _A):g} at step {step} of 100, dynamic threshold",
-                peer.thresholded(peer.iou(box, _A), peer.dynamic_threshold(step / 100)))
+                f"IoU {peer.iou(box, _A):g} at step {step} of 100, dynamic threshold, 0.7 IoU + 0.3 completeness",
+                peer.triune([("it", box)], [("it", _A)], peer.dynamic_threshold(step / 100)))
     t.equal(score("grounding", _text(_A86), _A, "total", preset="v_triune", progress=(5, 100)), "V-Triune", _TRIUNE,
-            "accuracy 1.0 and format 0.1 over their sum", (0.86 + 0.1) / 1.1)
+            "accuracy 1.0 and format 0.1 over their sum", (0.7 * 0.86 + 0.3 + 0.1) / 1.1)
     t.equal(score("grounding", _text(_A86), _A, mode="average"), "V-Triune", _TRIUNE, "mean over its 11 thresholds, IoU 0.86",
             sum(peer.thresholded(0.86, level) for level in peer.TRIUNE_AVERAGE) / 11)
     small = (100.4, 100.4, 110.3, 110.3)
     t.design(score("grounding", "[100, 100, 110, 110]", small, preset="v_triune", frame="rel1000"), "V-Triune", _TRIUNE,
              "the best box a 0-1000 answer can spell for a small object, IoU 0.87 < 0.99", 0.0,
-             peer.iou((100, 100, 110, 110), small),
+             0.7 * peer.iou((100, 100, 110, 110), small) + 0.3,
              "a threshold never asks for more than the answer's grid can reach (reachable: false asks for it)")
     t.defect("F", score("grounding", _text(_A), (200, 100, 400, 200), size=(2000, 1000)), "lmms-eval", "refcoco_grounding",
              "an answer right in 0-1000, read in pixels: the better of both frames", 1.0, 0.0)
@@ -127,7 +127,7 @@ def detection_defects() -> Table:
     first = {"threshold": 0.5, "weights": {"iou_max_iou_first": 1.0}}
     t.defect("2", score("detection", objects_text(missed), truth, preset="v_triune", accuracy=first), "V-Triune",
              "its greedy matching", "exact cat; dog box of IoU 0.36 < 0.5 is credited 1.0",
-             peer.triune_overwritten(missed, two, 0.5), 0.6 * 0.5)
+             peer.triune_overwritten(missed, two, 0.5), 0.7 * 0.5 + 0.3 * 0.5)
     row = [("car", (50, 0, 150, 10)), ("car", (60, 0, 160, 10))]
     near: list[Any] = [("car", (58, 0, 158, 10)), ("car", (30, 0, 130, 10))]
     t.defect("2", call(make_detection_reward("v_triune", threshold=0.6), near, row, label="rewards.detection v_triune"), "V-Triune",
@@ -137,9 +137,15 @@ def detection_defects() -> Table:
     t.defect("2", call(make_detection_reward("v_triune", threshold=0.6), other, row[::-1], label="rewards.detection v_triune"),
              "V-Triune", "its greedy matching", "the same mirrored: the most similar pair leaves a box without a truth",
              peer.triune_in_order(other, row[::-1], 0.6), peer.triune(other, row[::-1], 0.6))
-    t.design(score("detection", objects_text(missed), truth, preset="v_triune", accuracy={"threshold": 0.5}), "V-Triune", _TRIUNE,
-             "right number of boxes, one of IoU 0.36", peer.triune(missed, two, 0.5), 0.6 * 0.5,
+    t.equal(score("detection", objects_text(missed), truth, preset="v_triune", accuracy={"threshold": 0.5}), "V-Triune", _TRIUNE,
+            "right number of boxes, one of IoU 0.36", peer.triune(missed, two, 0.5))
+    t.design(score("detection", objects_text(missed), truth, preset="v_triune",
+                   accuracy={"threshold": 0.5, "size_penalty": "hardened"}), "V-Triune", _TRIUNE,
+             "the same with the hardened size penalty", peer.triune(missed, two, 0.5), 0.6 * 0.5,
              "a box below IoU 0.5 does not fill up the number of boxes, or junk would lift the size penalty")
+    half: list[Any] = [("cat", _A), ("cat", _A)]
+    t.equal(score("detection", objects_text(half), truth, preset="v_triune", accuracy={"threshold": 0.5}), "V-Triune", _TRIUNE,
+            "one of two boxes, given twice: it fills up the number", peer.triune(half, two, 0.5))
     t.defect("19", score("detection", "[]", [], preset="v_triune"), "V-Triune", _TRIUNE, "nothing there, nothing said", 0.0, 1.0)
     t.equal(score("detection", "[]", truth, preset="v_triune"), "V-Triune", _TRIUNE, "two objects, nothing said", 0.0)
     zebra, twice = [("cat", _A), ("zebra", _B)], [("cat", _A), ("cat", _A)]
@@ -149,7 +155,7 @@ def detection_defects() -> Table:
             "grpo_jsonl.py od_ap", "the same with rule: coco, which reproduces it", peer.coco_ap(zebra, two[:1]))
     t.defect("16", score("detection", objects_text(zebra), truth, preset="v_triune",
                          accuracy={"threshold": 0.5, "weights": {"map": 1.0}}), "V-Triune", _TRIUNE,
-             "map term: cat right, the dog called a zebra", peer.coco_ap(zebra, two), 0.6 * (2 / 3) / 2)
+             "map term: cat right, the dog called a zebra", peer.coco_ap(zebra, two), (2 / 3) / 2)
     t.defect("16", score("detection", objects_text([("dog", _A)]), [truth[0]], mode="weighted_sum"), "VLM-R1",
              "grpo_jsonl.py weighted_sum", "an exact box with the wrong label", peer.vlm_r1_weighted_sum([("dog", _A)], two[:1]),
              0.0)

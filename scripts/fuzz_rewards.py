@@ -38,6 +38,8 @@ from scripts._reward_cases import RewardCase, all_cases, contexts, example_sampl
 
 LIMIT_MS = 5.0
 POOLED = ("math",)  # may wait for the verifier pool
+PAYS_BY_ITS_RULE = {"detection:v_triune": ("doubled", "one repeated", "flood")}
+"""Variants a paper's published rule pays for: its 0.6 ** |N_p - N_g| rewards filling up the number. The default does not."""
 CORPUS = Path(__file__).resolve().parent.parent / "assets" / "fixtures" / "completions.jsonl"
 Setting = tuple[Sample, RewardContext, str, str]  # sample, context, gold text, wrong text
 
@@ -112,6 +114,8 @@ class Fuzzer:
             variants["junk inside the answer"] = with_answer(text, inside + rng.choice(JUNK))
             for name, flood in zip(("doubled", "one repeated", "flood"), flooded(inside, rng, rng.choice((1, 5, 60))),
                                    strict=False):
+                if name in PAYS_BY_ITS_RULE.get(self.case.name, ()):
+                    continue
                 if name != "flood" or score.value >= 0.9 * self.task.value_range[1]:  # near copies may mend a bad answer
                     variants[name] = with_answer(text, flood)
             if "<think>" not in text:

@@ -53,7 +53,7 @@ class Boolean(AnswerTask):
 
     shape: ClassVar[str] = "yes or no"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easy_video_r1": {"mode": "exact", "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
+        "easyvideo_r1": {"mode": "exact", "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct",)
 

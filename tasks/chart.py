@@ -11,8 +11,10 @@ rule is an accident:
     nan, inf               are texts (there 'nan' is a number)
     texts                  are compared in Unicode's NFKC form, white space collapsed, without a final full stop
 
-A tolerance of 5 % lets 1950 pass for the year 2017: `exact_years: true` asks for equality where the truth is a whole
-number from 1000 to 2100 written without separators. Several accepted answers: any of them.
+    years                  are met exactly: a tolerance of 5 % lets 1950 pass for 2017; a truth from 1000 to 2100 that is a whole
+                           number without separators is a year (`exact_years: false` gives it the tolerance again)
+
+Several accepted answers: any of them.
 
     mmrl tasks check chart
 """
@@ -60,7 +62,7 @@ def _close(value: float, truth: float, tolerance: float) -> bool:
     return abs(value - truth) <= tolerance * abs(truth) * (1 + 1e-12)
 
 
-def relaxed_correct(prediction: str, truth: str, tolerance: float = 0.05, exact_years: bool = False) -> bool:
+def relaxed_correct(prediction: str, truth: str, tolerance: float = 0.05, exact_years: bool = True) -> bool:
     """mmrl's reading of ChartQA's rule, see above. Not symmetric: the tolerance is a share of the truth."""
     said, meant = read_number(prediction), read_number(truth)
     if said is None or meant is None:
@@ -93,7 +95,7 @@ def chartqa_correct(prediction: str, truth: str, tolerance: float = 0.05) -> boo
     return prediction.lower() == truth.lower()
 
 
-def _relaxed(tolerance: float = 0.05, exact_years: bool = False) -> Callable[[str, str], bool]:
+def _relaxed(tolerance: float = 0.05, exact_years: bool = True) -> Callable[[str, str], bool]:
     share, years = check_number("tolerance", tolerance, 0, 1), bool(exact_years)
     return lambda said, truth: relaxed_correct(said, truth, share, years)
 
@@ -124,7 +126,7 @@ def _accuracy_part(mode: str, **params: Any) -> Part:
 class Chart(AnswerTask):
     """Read a chart. Beside the parameters of AnswerTask:
 
-    mode  relaxed (default; accuracy: {tolerance: 0.05, exact_years: false}) or chartqa (accuracy: {tolerance: 0.05})
+    mode  relaxed (default; accuracy: {tolerance: 0.05, exact_years: true}) or chartqa (accuracy: {tolerance: 0.05})
 
     Metrics: correct (by the task's own mode and parameters), chartqa (the official rule), exact (equal text or number).
     """

@@ -94,7 +94,7 @@ class Choice(AnswerTask):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "video_r1": {"mode": "literal", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
                      "normalise": False},
-        "easy_video_r1": {"mode": "exact", "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
+        "easyvideo_r1": {"mode": "exact", "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
         "mathvista_rule": {"nearest_option": True},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct",)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.types import RewardContext, Sample, Score
 from rewards.router import Part, PartFactory
+from rewards.text import unicode_form
 from tasks.base import FRAME_WORDS, AnswerError, AnswerTask
 
 __all__ = ["MODES", "Classification", "LabelSet", "label_form"]
@@ -36,7 +36,7 @@ _GAPS = re.compile(r"[\s_-]+")
 
 def label_form(text: str) -> str:
     """What is compared: NFKC, case folded, white space, '_' and '-' as one space, quotes and a final full stop off."""
-    folded = unicodedata.normalize("NFKC", text).casefold().strip()
+    folded = unicode_form(text, "NFKC").casefold().strip()
     return _GAPS.sub(" ", folded.strip(_QUOTES).removesuffix(".").strip(_QUOTES)).strip()
 
 

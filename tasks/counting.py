@@ -2,7 +2,8 @@
 
 A row's answer is the number; params.points may hold where the objects are, in pixels of the original picture. The answer
 text is a number in digits or words, or a list of points or boxes, whose length is the count. Exact match is the default
-reward and metric; `close` = min / max is published beside it, and the mean absolute error in the summary.
+reward and metric; `close` = min / max is published beside it, and the mean absolute error in the summary. Where mode
+'points' holds (for the task, a source or a sample), the prompt asks for the points, and a row needs its own.
 
     mmrl tasks check counting --data my.jsonl
 """
@@ -15,17 +16,22 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from mmrl.coords import CoordFrame, to_orig
+from mmrl.errors import DataError
 from mmrl.registry import register
+from mmrl.task import Template
 from mmrl.types import ImageSize, RewardContext, Sample, Score
 from rewards.counting import closeness, make_counting_reward, parse_count
 from rewards.objects import MAX_OBJECTS, parse_points
-from rewards.router import SAMPLE_KEY, Part, PartFactory
-from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
+from rewards.router import SAMPLE_KEY, Part, PartFactory, Rubric
+from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import format_point, from_picture
 
 __all__ = ["Counted", "Counting"]
 
 Point = tuple[float, float]
+
+_ASK_POINTS = "Point at every one of these in the image: {question}. Give one point each, coordinates {frame}."
+_POINTS = "[[x, y], ...], or [] if there is none"
 
 
 class Counted(NamedTuple):
@@ -58,12 +64,36 @@ def _accuracy_part(mode: str, **params: Any) -> Part:
     return accuracy
 
 
+def _mode_of(settings: Mapping[str, Any], sample: Sample) -> str:
+    """The mode that holds for a sample, layers as in rewards.router."""
+    mode = str(settings["mode"])
+    for layer in (settings["per_source"].get(sample.source), sample.params.get(SAMPLE_KEY)):
+        mode = str(((layer or {}).get("accuracy") or {}).get("mode", mode))
+    return mode
+
+
+class _PointsRubric(Rubric):
+    """A rubric that also refuses samples without points where mode 'points' holds for them."""
+
+    def __init__(self, rubric: Rubric, settings: Mapping[str, Any]) -> None:
+        self.__dict__.update(rubric.__dict__)
+        self._settings = settings
+
+    def check(self, sample: Sample) -> None:
+        """As Rubric; raises DataError for a sample whose points are missing."""
+        super().check(sample)
+        if _mode_of(self._settings, sample) == "points" and sample.params.get("points") is None:
+            raise DataError("expected params.points for mode 'points', found none; add [[x, y], ...] in pixels of the original "
+                            "picture, or choose mode 'exact' for this source or row")
+
+
 @register("counting")
 class Counting(AnswerTask):
     """Count objects. Beside the parameters of AnswerTask:
 
     mode   exact (default), smooth, relative or points; their parameters in `accuracy`, see rewards.counting.
-           points needs params.points in every row and asks for the points themselves.
+           points needs params.points in the row and asks for the points themselves; like every parameter of the reward
+           it may be set per source and per sample.
     """
 
     headline: ClassVar[str] = "correct"
@@ -78,9 +108,26 @@ class Counting(AnswerTask):
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct", "close")
 
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        self._asks_for_points = f"{_ASK_POINTS} {ENVELOPES[self.answer_format]}".replace("{shape}", _POINTS)
+        if self.settings["prompt"] is None and self.settings["mode"] == "points":
+            self.prompt = self._asks_for_points
+
+    def _build_rubric(self, settings: Mapping[str, Any]) -> Rubric:
+        return _PointsRubric(super()._build_rubric(settings), settings)
+
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format."""
         return {"accuracy": _accuracy_part, "format": self.format_factory()}
+
+    def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
+        """As the base; without a prompt of the user's own, asks for what the sample's mode pays."""
+        if self.settings["prompt"] is None:
+            points = _mode_of(self.settings, sample) == "points"
+            prompt = self._asks_for_points if points else (
+                f"{self.ask} {ENVELOPES[self.answer_format]}".replace("{shape}", self.shape))
+        return super().fill_prompt(prompt, sample, template)
 
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]], params: Mapping[str, Any]) -> int:
         """A number >= 0 with, if params.points are there, as many points inside the picture."""
@@ -90,16 +137,15 @@ class Counting(AnswerTask):
         if type(whole) is not int or not 0 <= whole <= 1_000_000:
             raise RowError("a whole number >= 0 as 'answer'", repr(value)[:80], "write how many there are, for example 3")
         points = params.get("points")
-        if points is None:
-            if self.settings["mode"] == "points":
-                raise RowError("params.points for mode 'points'", "none", "add [[x, y], ...] in pixels of the original picture, "
-                               "or choose mode 'exact'")
-            return whole
-        _check_points(points, whole, frame, sizes, params)
+        if points is not None:
+            _check_points(points, whole, frame, sizes, params)
         return whole
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Counted:
-        """The count. Reasons: those of rewards.counting.parse_count, or of rewards.objects.parse_points for a list."""
+        """The count. Reasons: those of rewards.counting.parse_count, or of rewards.objects.parse_points for a list.
+
+        Equal points count once, so that repeating one cannot fill up the number (mode 'points' has its own rule for that).
+        """
         if not answer.startswith(("[", "{", "(", "<|", "```")):
             number = parse_count(answer)
             if number.count is None:
@@ -110,7 +156,8 @@ class Counting(AnswerTask):
             raise AnswerError(parsed.reason)
         size = _size(sample, ctx)
         points = [to_orig(point, ctx.frame, size.resized_wh, size.orig_wh) for point in parsed.points]
-        return Counted(len(points), tuple((x, y) for x, y in points))
+        places = tuple((x, y) for x, y in points)
+        return Counted(len(places) if _mode_of(self.settings, sample) == "points" else len(set(places)), places)
 
     def measure(self, value: Counted, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """correct (exact match) and close (min / max)."""
@@ -129,22 +176,15 @@ class Counting(AnswerTask):
 
     def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """The number; in mode 'points' the true points in ctx.frame."""
-        if self._mode_of(sample) != "points":
+        if _mode_of(self.settings, sample) != "points":
             return str(sample.answer)
         size = _size(sample, ctx)
         return "[" + ", ".join(format_point(from_picture(p, ctx.frame, size), ctx.frame) for p in sample.params["points"]) + "]"
 
-    def _mode_of(self, sample: Sample) -> str:
-        """The mode that holds for this sample, layers as in rewards.router."""
-        mode = str(self.settings["mode"])
-        for layer in (self.settings["per_source"].get(sample.source), sample.params.get(SAMPLE_KEY)):
-            mode = str(((layer or {}).get("accuracy") or {}).get("mode", mode))
-        return mode
-
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """0, or 1 where 0 is right: nothing is nearer than that in any mode."""
         wrong = 0 if sample.answer else 1
-        if self._mode_of(sample) != "points":
+        if _mode_of(self.settings, sample) != "points":
             return str(wrong)
         return "[[0, 0]]" if wrong else "[]"
 

@@ -25,12 +25,12 @@ from rewards.iou import box_iou
 from rewards.objects import MAX_OBJECTS, LabelledBox, normalise_label, parse_objects
 from rewards.parsing import Box, extract_answer
 from rewards.router import Part, PartFactory
-from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
+from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
 
 __all__ = ["Detected", "Detection", "check_objects", "hull"]
 
-_SHAPES = {"one": "[[x1, y1, x2, y2], ...]", "many": '[{"bbox_2d": [x1, y1, x2, y2], "label": "..."}, ...]'}
+_BOXES, _OBJECTS = "[[x1, y1, x2, y2], ...]", '[{"bbox_2d": [x1, y1, x2, y2], "label": "..."}, ...]'
 
 
 class Detected(NamedTuple):
@@ -110,6 +110,8 @@ def check_objects(value: Any, frame: CoordFrame, orig_wh: tuple[int, int], label
         if len(keys) != 1:
             raise RowError("one key 'bbox' per object", repr(sorted(item))[:80], "name the box 'bbox'")
         name = text_of(item.get("label", label), "label")
+        if not normalise_label(name):
+            raise RowError("a label with letters", repr(name)[:80], "name the object")
         objects.append({"bbox": list(check_box(item[keys[0]], frame, orig_wh)), "label": name})
     return objects
 
@@ -127,7 +129,7 @@ class Detection(AnswerTask):
 
     headline: ClassVar[str] = "f1@0.5"
     ask: ClassVar[str] = "Locate every instance of: {question}. Give the bounding boxes, coordinates {frame}."
-    shape: ClassVar[str] = "{shape}"  # bare boxes or objects with labels: known when the sample is
+    shape: ClassVar[str] = _OBJECTS  # bare boxes where one category is asked for
     default_mode: ClassVar[str] = "f1"
     own_params: ClassVar[Mapping[str, Any]] = {"reachable": True, "keep_truncated": True}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -138,6 +140,11 @@ class Detection(AnswerTask):
         "perception_r1": {"mode": "perception_r1", "answer_format": "bare", "weights": {"accuracy": 1.0}, "normalise": False},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("f1@0.5", "precision@0.5", "recall@0.5", "mean_iou", "count_ok", "correct")
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        if self.settings["prompt"] is None:
+            self.prompt = f"{self.ask} {ENVELOPES[self.answer_format]}"  # {shape} is known when the sample is
 
     def _accuracy_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**settings["accuracy"], "mode": settings["mode"], "reachable": bool(settings["reachable"])}
@@ -164,7 +171,7 @@ class Detection(AnswerTask):
 
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """As the base, with {shape} (bare boxes when one category is asked for) and {categories}."""
-        shape = _SHAPES["many" if _only_category(sample) is None else "one"] + ", or [] if there is none"
+        shape = (_OBJECTS if _only_category(sample) is None else _BOXES) + ", or [] if there is none"
         names = ", ".join(sample.params.get("categories") or ["any object"])
         return super().fill_prompt(prompt.replace("{shape}", shape).replace("{categories}", names), sample, template)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
+from mmrl.errors import ConfigError
 from mmrl.registry import register
 from mmrl.types import ImageSize, RewardContext, Sample, Score
 from rewards.dynamic_iou import make_iou_reward
@@ -26,22 +27,35 @@ from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step
 __all__ = ["FRAME_WORDS", "Grounding", "format_box"]
 
 _LEVELS = (0.3, 0.5, 0.7, 0.75)
-_WITH_THRESHOLD = ("static", "dynamic", "average", "smooth")
+_BINARY = ("static", "dynamic", "average")
+_WITH_THRESHOLD = (*_BINARY, "smooth")
 
 
 def _size(sample: Sample, ctx: RewardContext) -> ImageSize:
     return picture_size(sample, ctx, sample.params.get("image_index", 0))
 
 
-def _accuracy_part(mode: str, reachable: bool = True, **params: Any) -> Part:
-    """IoU reward in original pixels; with `reachable` no threshold exceeds the IoU of the rounded truth."""
+def _accuracy_part(mode: str, reachable: bool = True, completeness: float = 0.0, **params: Any) -> Part:
+    """IoU reward in original pixels; with `reachable` no threshold exceeds the IoU of the rounded truth.
+
+    completeness c (for modes with thresholds that can be `binary`): (1 - c) * the reward + c where the threshold is reached,
+    which is V-Triune's detection verifier for one box.
+    """
+    if isinstance(completeness, bool) or not isinstance(completeness, (int, float)) or not 0 <= completeness <= 1:
+        raise ConfigError(f"expected completeness to be a number in [0, 1], found {completeness!r}")
+    if completeness and mode not in _BINARY:
+        raise ConfigError(f"expected completeness with mode {', '.join(_BINARY)}, found mode {mode!r}; leave it out")
     reward = make_iou_reward(mode, **params)
+    reached = make_iou_reward(mode, **{**params, "binary": True}) if completeness else reward
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         ceiling = 1.0
         if reachable and mode in _WITH_THRESHOLD:
             ceiling = box_iou(rounded_box(sample.answer, ctx.frame, _size(sample, ctx)), sample.answer) - 1e-9  # last bits
-        return reward(predicted.value, sample.answer, ctx.progress, ceiling)
+        value = reward(predicted.value, sample.answer, ctx.progress, ceiling)
+        if not completeness:
+            return value
+        return (1 - completeness) * value + completeness * reached(predicted.value, sample.answer, ctx.progress, ceiling)
 
     return accuracy
 
@@ -51,7 +65,8 @@ class Grounding(AnswerTask):
     """Find one object. Beside the parameters of AnswerTask:
 
     mode       iou (default), giou, static, dynamic, average or smooth; their parameters in `accuracy` (or `iou`), see
-               rewards.dynamic_iou
+               rewards.dynamic_iou; beside them completeness c for static, dynamic and average: (1 - c) * the reward + c
+               where the IoU reaches the threshold
     reachable  thresholds never exceed the IoU of the truth rounded to the answer's grid (default true)
     """
 
@@ -61,7 +76,8 @@ class Grounding(AnswerTask):
     default_mode: ClassVar[str] = "iou"
     own_params: ClassVar[Mapping[str, Any]] = {"iou": {}, "reachable": True}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "v_triune": {"mode": "dynamic", "weights": {"accuracy": 1.0, "format": 0.1}},
+        # its detection verifier, which judges grounding as well: 0.7 * IoU + 0.3 * completeness
+        "v_triune": {"mode": "dynamic", "accuracy": {"completeness": 0.3}, "weights": {"accuracy": 1.0, "format": 0.1}},
         "perception_r1": {"mode": "iou", "accuracy": {"power": 2.0}},
         "vlm_r1": {"mode": "iou", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
     }

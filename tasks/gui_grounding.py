@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from mmrl.coords import CoordFrame, to_orig
-from mmrl.errors import ConfigError, did_you_mean
+from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import register
 from mmrl.types import ImageSize, RewardContext, Sample, Score
 from rewards.format import format_reward, wrap_answer
@@ -82,6 +82,8 @@ def _accuracy_part(mode: str, reply: str = "point", reachable: bool = True, **pa
     reward = make_point_reward(mode, **params)
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
+        if sample.answer is None:
+            return 0.0  # the group's votes take its place
         found, size, best = predicted.value, _size(sample, ctx), 1.0
         if reachable and mode == "gaussian":
             best = reward(*_best(sample, ctx.frame, size, reply), sample.answer, size.orig_wh) or 1.0
@@ -90,10 +92,13 @@ def _accuracy_part(mode: str, reply: str = "point", reachable: bool = True, **pa
     return accuracy
 
 
-def _format_part(answer_format: str, plain: bool = False) -> Part:
-    """The envelope; with `plain` also a bare list of whole numbers inside (decimals only in frame rel1)."""
+def _format_part(answer_format: str, plain: bool = False, reply: str = "point") -> Part:
+    """The envelope; a box where a box was asked for; with `plain` also a bare list of whole numbers inside (decimals only
+    in frame rel1)."""
 
     def form(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
+        if reply == "box" and predicted.value.box is None:
+            return 0.0
         if plain and not _PLAIN[ctx.frame is CoordFrame.REL1].fullmatch(predicted.answer):
             return 0.0
         return format_reward(predicted.text, answer_format)
@@ -153,8 +158,10 @@ class GuiGrounding(AnswerTask):
     """Point at one element of a screenshot. Beside the parameters of AnswerTask:
 
     mode        inside (default), gaussian, distance, ui_r1 or gui_r1; their parameters in `accuracy`, see rewards.gui
-    reply       point (default) or box: what the prompt asks for; `gaussian` pays coverage for boxes
-    label_free  pay the agreement of a group's answers instead of the truth (default false)
+    reply       point (default) or box: what the prompt asks for; `gaussian` pays coverage for boxes, and the format of a box
+                is four numbers: a point earns none of it
+    label_free  pay the agreement of a group's answers instead of the truth (default false). Rows may then hold
+                "answer": null; their metrics are 0, and `mmrl tasks check` needs rows with a truth
     expand      pixels a point grows to each side when a group votes (default 50)
     plain       the format also asks for a bare list of whole numbers (default false)
     reachable   the gaussian is divided by what the truth earns once it is rounded to the answer's grid (default true)
@@ -197,13 +204,17 @@ class GuiGrounding(AnswerTask):
         if isinstance(expand, bool) or not isinstance(expand, (int, float)) or not 1 <= expand <= 10_000:
             raise ConfigError(f"expected gui_grounding.expand in pixels, 1..10000, found {expand!r}")
         return {"accuracy": functools.partial(_accuracy_part, reply=settings["reply"], reachable=settings["reachable"]),
-                "format": functools.partial(_format_part, plain=settings["plain"])}
+                "format": functools.partial(_format_part, plain=settings["plain"], reply=settings["reply"])}
 
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
-                     params: Mapping[str, Any]) -> list[float]:
-        """The element's box in picture params.image_index."""
-        from tasks.readers.common import check_answer_box
+                     params: Mapping[str, Any]) -> list[float] | None:
+        """The element's box in picture params.image_index; with `label_free` also null, a row without a truth."""
+        from tasks.readers.common import RowError, check_answer_box
 
+        if value is None:
+            if self.settings["label_free"]:
+                return None
+            raise RowError("the element's box as 'answer'", "null", "add it; rows without a truth need label_free: true")
         return check_answer_box(self.name, value, frame, sizes, params)
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Pointing:
@@ -219,7 +230,11 @@ class GuiGrounding(AnswerTask):
         return Pointing((x, y), (x1, y1, x2, y2))
 
     def measure(self, value: Pointing, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
-        """inside (the benchmark's hit), closeness (1 - distance to the middle in picture sizes, not below 0), correct."""
+        """inside (the benchmark's hit), closeness (1 - distance to the middle in picture sizes, not below 0), correct.
+
+        All are 0 for a row without a truth."""
+        if sample.answer is None:
+            return dict.fromkeys(self.metric_names, 0.0)
         (width, height), (x, y) = _size(sample, ctx).orig_wh, centre(sample.answer)
         far = math.hypot((value.point[0] - x) / width, (value.point[1] - y) / height)
         hit = float(in_box(value.point, sample.answer))
@@ -245,14 +260,24 @@ class GuiGrounding(AnswerTask):
         return replace(own, parts=parts, value=math.fsum(own.weights[name] * part for name, part in parts.items()))
 
     def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
-        """The middle of the element as '[x, y]', always a point inside it; the box itself for replies that are boxes."""
+        """The middle of the element as '[x, y]', always a point inside it; the box itself for replies that are boxes.
+
+        Raises DataError for a row without a truth."""
+        self._need_truth(sample)
         size = _size(sample, ctx)
         if self.settings["reply"] == "box":
             return format_box(from_picture(sample.answer, ctx.frame, size), ctx.frame)
         return spell_inside(sample.answer, ctx.frame, size, strict=self.settings["mode"] == "gui_r1")
 
+    @staticmethod
+    def _need_truth(sample: Sample) -> None:
+        if sample.answer is None:
+            raise DataError(f"expected a truth to spell an answer of sample {sample.id!r}, found null; check label-free data on "
+                            "rows with a box")
+
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """A point beside the element; where even that earns something (gaussian), one far outside the picture."""
+        self._need_truth(sample)
         size = _size(sample, ctx)
         extent = ctx.frame.extent(size.resized_wh, size.orig_wh)
         box = beside(from_picture(sample.answer, ctx.frame, size), extent, grid_step(ctx.frame))
@@ -265,10 +290,11 @@ class GuiGrounding(AnswerTask):
         return texts[1] if earned > 0 else texts[0]
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
-        """ScreenSpot numbers (per cell, mean of cells, micro) and prediction files; see tasks.metrics.gui."""
+        """ScreenSpot numbers (per cell, mean of cells, micro) and prediction files of the rows with a truth; see
+        tasks.metrics.gui."""
         from tasks.metrics.gui import write_grounding
 
-        return write_grounding(pairs, folder)
+        return write_grounding([pair for pair in pairs if pair[0].answer is not None], folder)
 
     def example_data(self, folder: str) -> str:
         """12 drawn windows with coloured buttons of many sizes, on screens of several shapes; returns their data.jsonl."""

@@ -4,7 +4,8 @@ r"""Mathematics: the answer is an expression, compared by meaning (math-verify),
 
 The answer is LaTeX or plain text, inside \boxed{} or not; several boxes are a failure. Anything sympy has to look at runs
 in a process with a deadline (rewards.verifier_pool), so a hostile expression costs a recorded 0 (`verifier_timeout`),
-never a hang. Where the truth is a number, the answer must be a value: "3/4 + 1/2" is `not_evaluated`.
+never a hang; a verifier that crashes is a reward error, not a wrong answer. Where the truth is a number, the answer must
+be a value: "3/4 + 1/2" is `not_evaluated`, and so is "10/2" for 5.
 
     mmrl tasks check math --data my.jsonl
 """
@@ -47,7 +48,7 @@ class Math(AnswerTask):
 
     boxed       the expression must stand in \boxed{} (default false: it may)
     evaluated   a truth that is a number asks for a value, not for something to compute (default true)
-    deadline_s  seconds an expression may take (default 2)
+    deadline_s  seconds an expression may take (default 2); one that misses it is tried once more, in a fresh process
     """
 
     shape: ClassVar[str] = "the expression"
@@ -56,7 +57,7 @@ class Math(AnswerTask):
         "v_triune": {"boxed": True, "evaluated": False, "answer_format": "think", "weights": {"accuracy": 1.0, "format": 0.1}},
         "r1_v": {"evaluated": False, "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
                  "normalise": False},
-        "easy_video_r1": {"evaluated": False, "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
+        "easyvideo_r1": {"evaluated": False, "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct",)
 

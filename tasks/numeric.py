@@ -22,6 +22,7 @@ from rewards.format import wrap_answer
 from rewards.numeric import (
     PERCENT,
     NumberParse,
+    is_division,
     make_closeness,
     mra,
     parse_first_token,
@@ -50,18 +51,19 @@ class Numeric(AnswerTask):
              rounded; their parameters in `accuracy`, see rewards.numeric.make_closeness
     percent  what 12% means: refuse (default, a failure), keep (12) or fraction (0.12)
     parse    whole (default: the answer is the number), or first_token (VSI-Bench's official reading)
+    evaluated  a truth that is a whole number asks for its digits, not for a division such as 10/2 (default true)
 
     The metric `correct` uses the sample's tolerance or precision, else the tolerance of mode tolerance, else equality.
     """
 
     shape: ClassVar[str] = "the number"
-    own_params: ClassVar[Mapping[str, Any]] = {"percent": "refuse", "parse": "whole"}
+    own_params: ClassVar[Mapping[str, Any]] = {"percent": "refuse", "parse": "whole", "evaluated": True}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "video_r1": {"mode": "rounded", "accuracy": {"decimals": 2, "same_form": True}, "answer_format": "think",
                      "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
         "video_r1_regression": {"mode": "regression", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
                                 "normalise": False},
-        "easy_video_r1": {"mode": "rounded", "accuracy": {"decimals": 4, "same_form": False, "slack": 0.015},
+        "easyvideo_r1": {"mode": "rounded", "accuracy": {"decimals": 4, "same_form": False, "slack": 0.015},
                           "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
         "vsi_bench": {"mode": "mra", "parse": "first_token"},
         "mathvista_rule": {"mode": "exact"},
@@ -73,6 +75,8 @@ class Numeric(AnswerTask):
         for key, known in (("percent", PERCENT), ("parse", _PARSERS)):
             if self.settings[key] not in known:
                 raise ConfigError(f"expected numeric.{key} to be one of {', '.join(known)}, found {self.settings[key]!r}")
+        if not isinstance(self.settings["evaluated"], bool):
+            raise ConfigError(f"expected numeric.evaluated true or false, found {self.settings['evaluated']!r}")
 
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format."""
@@ -118,11 +122,15 @@ class Numeric(AnswerTask):
         return value
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> NumberParse:
-        """The number of the answer. Reasons: those of rewards.numeric."""
+        """The number of the answer. Reasons: those of rewards.numeric, not_evaluated (a division for a whole number)."""
         first = self.settings["parse"] == "first_token"
         found = parse_first_token(answer) if first else self._read(answer, sample.params)
         if found.value is None:
             raise AnswerError(found.reason or "not_a_number")
+        if self.settings["evaluated"] and not first and is_division(answer, sample.params.get("unit", "")):
+            gold = self._gold(sample).exact
+            if gold is not None and gold.denominator == 1 and not is_division(_spell(sample.answer), sample.params.get("unit", "")):
+                raise AnswerError("not_evaluated")
         return found
 
     def measure(self, value: NumberParse, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:

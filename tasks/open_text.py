@@ -21,6 +21,8 @@ from tasks.texts import TextTask, accepted_texts
 
 __all__ = ["OpenText"]
 
+_PACKAGE = {"ascii_words": True, "skip_short": False, "stem": True}
+"""ROUGE as the rouge-score package computes it with use_stemmer=True."""
 _COLOURS = {"red": (225, 35, 35), "green": (30, 165, 50), "blue": (40, 70, 225), "yellow": (240, 215, 30)}
 
 
@@ -41,9 +43,9 @@ class OpenText(TextTask):
     own_params: ClassVar[Mapping[str, Any]] = {
         "normalise_text": None, "correct_by": "token_f1", "correct_from": 0.8, "max_chars": MAX_CHARS}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "video_r1": {"mode": "rouge", "accuracy": {"ascii_words": True, "skip_short": False}, "answer_format": "think",
+        "video_r1": {"mode": "rouge", "accuracy": _PACKAGE, "answer_format": "think",
                      "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False, "normalise_text": []},
-        "easyvideo_r1": {"mode": "rouge", "accuracy": {"ascii_words": True, "skip_short": False}, "answer_format": "think",
+        "easyvideo_r1": {"mode": "rouge", "accuracy": _PACKAGE, "answer_format": "think",
                          "normalise_text": []},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("rouge", "token_f1", "correct")

@@ -54,16 +54,24 @@ _KINDS = {"choice": "the letter of the right option", "boolean": "yes or no",
 _WORDS = {True: "yes", False: "no"}
 
 
-def parse_relation(answer: str, known: Sequence[str] = ()) -> str:
+def parse_relation(answer: str, known: Sequence[str] = (), listed: Sequence[str] = ()) -> str:
     """The relation an answer text is, in its canonical word; `known` are further words the row allows.
 
-    Raises AnswerError: answer_too_long, several_relations ("left or right"), not_a_relation.
+    Where the row lists its relations (`listed`), they are told apart as they are written, also where they mean nearly the
+    same ("over", "on top of"); another spelling stands for a listed one only if it can mean no other. Raises AnswerError:
+    answer_too_long, several_relations ("left or right"), ambiguous_relation, not_a_relation.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         raise AnswerError("answer_too_long")
     text = normalise_text(answer)
+    options = [normalise_text(word) for word in listed]
+    if text in options:
+        return text
     if text in _CANONICAL:
-        return _CANONICAL[text]
+        meant = {word for word in options if _CANONICAL.get(word) == _CANONICAL[text]}
+        if len(meant) > 1:
+            raise AnswerError("ambiguous_relation")
+        return meant.pop() if meant else _CANONICAL[text]
     if text in [normalise_text(word) for word in known]:
         return text
     raise AnswerError("several_relations" if len(set(_RELATION_WORD.findall(text))) > 1 else "not_a_relation")
@@ -96,7 +104,8 @@ class Spatial(Choice):
 
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> Any:
-        """A letter where the row has options, a boolean, or a relation word in its canonical form."""
+        """A letter where the row has options, a boolean, or a relation word: as params.relations spells it, else in its
+        canonical form."""
         from tasks.readers.common import RowError
 
         if not isinstance(params.get("mirror", False), bool) or not isinstance(params.get("mirror_of", ""), str):
@@ -109,7 +118,16 @@ class Spatial(Choice):
         if not isinstance(value, str) or not value.strip() or len(value) > 80:
             raise RowError("a relation word, yes or no, or a letter with params.options", repr(value)[:80], "correct 'answer'")
         word = normalise_text(value)
-        return _CANONICAL.get(word, word)
+        listed = params.get("relations")
+        if listed is None:
+            return _CANONICAL.get(word, word)
+        if not isinstance(listed, list) or len(listed) < 2 or not all(isinstance(r, str) and r.strip() for r in listed):
+            raise RowError("params.relations as a list of at least two relation words", repr(listed)[:80], "correct it")
+        try:
+            return parse_relation(word, (), listed)
+        except AnswerError as err:
+            raise RowError(f"one of params.relations: {', '.join(listed)}", f"{value!r:.80} ({err.reason})",
+                           "correct 'answer' or add it to the list") from err
 
     def load(self, path: str) -> Iterable[Sample]:
         """Samples of a file, each followed by its mirrored view with `mirror: true`. Raises DataError for a mirror_of that
@@ -145,7 +163,7 @@ class Spatial(Choice):
         if kind == "choice":
             return super().parse(answer, sample, ctx)
         if kind == "relation":
-            return parse_relation(answer, [sample.answer, *sample.params.get("relations", [])])
+            return parse_relation(answer, [sample.answer], sample.params.get("relations") or [])
         found = parse_boolean(answer)
         if found.value is None:
             raise AnswerError(found.reason or "not_yes_or_no")
@@ -175,7 +193,9 @@ class Spatial(Choice):
             return super().wrong_answer(sample, ctx)
         if kind == "boolean":
             return _WORDS[not sample.answer]
-        return _OPPOSITE.get(sample.answer, "left")
+        listed = [normalise_text(word) for word in sample.params.get("relations") or ()]
+        opposite = _OPPOSITE.get(_CANONICAL.get(sample.answer, sample.answer), "left")
+        return next((word for word in listed if word != sample.answer), opposite)
 
     def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
         """accuracy, view_consistency and pair_accuracy (both views right) over pairs of views, mirrored_accuracy, rates.

@@ -168,6 +168,7 @@ def test_a_gold_answer_in_the_wrong_frame_is_found_in_exactly_the_other_frames(b
     assert "frame rel1" in problems(result, "gold scores 1")
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_or_dies_does_not_take_the_check_along(broken: Path, tiny: str, tmp_path: Path) -> None:
     result = check_task(f"{broken}:Hangs", model=tiny, out=tmp_path / "out", limit=2, timeout_s=2.0)
     assert failed(result) == {"garbage scores 0 with a reason", "value in [0, 1], nothing raised"}
@@ -215,6 +216,7 @@ def test_the_command_prints_a_table_and_its_status_says_whether_all_is_well(brok
     assert all(word in bad.output for word in ("failed", "expected", "found", "mend", "image items"))
 
 
+@pytest.mark.slow
 def test_a_configuration_sets_model_prompt_pixels_limits_and_parameters(tiny: str, tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "scenes", count=3, seed=0)
     plain = check_task("grounding", data, model=tiny, out=tmp_path / "plain")

@@ -201,7 +201,7 @@ def test_ema_is_kept_per_task_or_source_and_logged() -> None:
     (["algorithm.ema.beta=1"], "unknown key 'algorithm.ema.beta'"), (["algorithm.difficulty=hard"], "'univg_exp'"),
     (["data.selection=variance", "algorithm.dynamic_sampling=false"], "needs algorithm.dynamic_sampling true"),
     (["data.selection=varianc"], "'none', 'variance' or 'std'"),
-    (["data.selection={kind: variance, threshold: 2}"], r"relative: expected \[0, 1\], found 2"),
+    (["data.selection={kind: variance, threshold: 2}"], r"relative: expected \[0, 1\]\), found 2"),
     (["data.selection.kappa=1"], "Known here: kind, threshold"),
 ])
 def test_combinations_that_mean_nothing_are_refused_on_load(overrides: list[str], words: str) -> None:

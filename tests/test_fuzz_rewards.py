@@ -41,6 +41,7 @@ def test_every_task_preset_and_mode_is_a_case() -> None:
     assert set(MODES) <= set(BUILT_IN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [c for c in all_cases() if c.name in BUILT_IN or c.task in ("grounding", "detection")],
                          ids=lambda c: c.name)
 def test_a_few_hundred_inputs_find_nothing(case: RewardCase) -> None:
@@ -58,6 +59,7 @@ def test_thousands_of_inputs_find_nothing(case: RewardCase) -> None:
     assert not found.kinds, found.shown[:3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("Raises", "exception"), ("Sloppy", "pays: two answers"), ("Slow", "slow")])
 def test_planted_holes_are_found(name: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / "holes.py").write_text(HOLES, encoding="utf-8")

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ from typer.testing import CliRunner
 
 from mmrl.cli.main import app
 from mmrl.config import DataSource, load_config
+from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, RegistryError
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.registry import task_from_spec
 from mmrl.rescore import rescore, summary_rows, write_rescored
+from mmrl.runlog import rollout_rows
+from mmrl.scoring import ScoreJob, Scorer
 from mmrl.trainer import Trainer
+from mmrl.types import Completion, Group, ImageSize, RewardContext, Sample, Score, StopReason, Trajectory
 from tasks.scenes import make_scenes
 
 # A reward of everything a reward may look at, so that a context which is not quite the logged one shows.
@@ -187,3 +192,53 @@ def test_the_command_prints_old_and_new_and_writes_the_rows(run: Path, tmp_path:
     assert all(word in done.output for word in ("reward", "parse_rate", "part/seen", "logged", "1 lines could not"))
     written = lines(out)
     assert len(written) == count + 1 and written[-1]["line"] == count + 1
+
+
+# rewards that need the whole group
+
+WINDOW = Sample("w", "gui_grounding", "screens", "the button", (0, 0, 9, 9), ("w.png",), params={"width": 400, "height": 300})
+PLACES = {"a": ["[100, 100]", "[110, 100]", "[300, 200]", "none"], "b": ["[20, 20]", "[20, 20]", "[350, 250]", "[21, 20]"]}
+
+
+def _label_free_log(path: Path, count: int, keyed: bool) -> list[Score]:
+    """Groups of label-free pointing, scored and logged as the trainer does it; returns the scores each text gets by itself."""
+    params = {"label_free": True}
+    task, origin = task_from_spec("gui_grounding", params), {
+        "task_spec": "gui_grounding", "task_params": params, "image_sizes": [{"orig_wh": (400, 300), "resized_wh": (400, 300)}]}
+    ctx = RewardContext(2, 5, CoordFrame.ABS_ORIG, (ImageSize((400, 300), (400, 300)),), num_tokens=1, max_tokens=64)
+    jobs = [[ScoreJob(0, replace(WINDOW, id=name), f"<answer>{place}</answer>", ctx) for place in PLACES[name]]
+            for name in list(PLACES)[:count]]
+    with Scorer([("gui_grounding", params)], [task], workers=0) as scorer:
+        alone, scored = [scorer.score(group) for group in jobs], scorer.score_groups(jobs)
+    groups = [Group(group[0].sample, tuple(Trajectory((Completion((1,), job.text, (0.0,), StopReason.EOS),), score)
+                                           for job, score in zip(group, scores, strict=True)), key=(2, place, 0))
+              for place, (group, scores) in enumerate(zip(jobs, scored, strict=True))]
+    rows = rollout_rows(groups, "abs_orig", 5, 64, {group.key: origin for group in groups})
+    if keyed:
+        rows = [{**row, "key": group.key} for row, group in zip(rows, [g for g in groups for _ in g.trajectories], strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return [score for group in alone for score in group]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_groups_that_judge_themselves_are_rescored_as_groups(tmp_path: Path, count: int, keyed: bool) -> None:
+    file = tmp_path / "step_000002.jsonl"
+    alone = _label_free_log(file, count, keyed)
+    result = rescore(file)
+    assert len(result.rows) == 4 * count and not result.broken
+    assert [row for row in result.rows if row.changed] == []
+    assert [dict(row.new.parts) for row in result.rows] == [dict(row.old.parts) for row in result.rows]
+    assert any(row.new.value != score.value for row, score in zip(result.rows, alone, strict=True)), "the group matters here"
+    paid = rescore(file, params={"label_free": False})
+    assert [row.new.value for row in paid.rows] == [score.value for score in alone], "by the truth, one by one"
+    wider = rescore(file, params={"expand": 200.0})
+    assert any(row.changed for row in wider.rows)
+
+
+def test_predictions_are_rescored_one_by_one_as_evaluations_score_them(tmp_path: Path) -> None:
+    file = tmp_path / "step_000002.jsonl"
+    alone = _label_free_log(file, 2, False)
+    rows = [{k: v for k, v in row.items() if k not in ("step", "total_steps")} for row in lines(file)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert [row.new.value for row in rescore(file).rows] == [score.value for score in alone]

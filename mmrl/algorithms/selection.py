@@ -12,6 +12,7 @@ rewards instead (kind 'std'). The engine's DynamicSampler does the replacing; th
 """
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ class SelectionSettings:
     """Selection by spread of rewards."""
 
     kind: SelectionKind = "variance"
-    threshold: float = 0.3
-    """Smallest strength that is kept: VCRL's kappa (0.3 in its first 20 steps, then 0.8), or a std in rewards."""
+    threshold: float | Sequence[Sequence[float]] = 0.3
+    """Smallest strength that is kept: VCRL's kappa, or a std in rewards. Pairs (last step, threshold) change it on the way,
+    the last one for good: VCRL's own is ((20, 0.3), (21, 0.8))."""
     replay_share: float = 0.5
     """Largest share of a step's places that is refilled from the memory; the others come from the stream."""
     memory: int = 256
@@ -46,11 +48,27 @@ class SelectionSettings:
         if self.kind not in get_args(SelectionKind):
             raise ConfigError(f"expected selection variance or std, found {self.kind!r}."
                               f"{did_you_mean(self.kind, get_args(SelectionKind))}")
-        if not self.threshold >= 0 or not 0 <= self.replay_share <= 1 or not 0 <= self.momentum < 1:
+        levels = [pair[1] for pair in self.schedule]
+        ends = [pair[0] for pair in self.schedule]
+        if not levels or any(b <= a for a, b in itertools.pairwise(ends)):
+            raise ConfigError("expected threshold as a number or as pairs [last step, threshold] with rising steps, found "
+                              f"{self.threshold}; for example [[20, 0.3], [21, 0.8]]")
+        if not min(levels) >= 0 or not 0 <= self.replay_share <= 1 or not 0 <= self.momentum < 1:
             raise ConfigError("expected threshold >= 0, replay_share in [0, 1] and momentum in [0, 1), found "
                               f"{self.threshold}, {self.replay_share} and {self.momentum}")
         if self.memory < 1 or self.rest < 1:
             raise ConfigError(f"expected memory and rest at least 1, found {self.memory} and {self.rest}")
+
+    @property
+    def schedule(self) -> tuple[tuple[float, float], ...]:
+        """(last step, threshold) pairs; a plain number holds for all steps."""
+        if isinstance(self.threshold, (int, float)):
+            return ((0.0, float(self.threshold)),)
+        return tuple((float(until), float(level)) for until, level in self.threshold)
+
+    def threshold_at(self, step: int) -> float:
+        """The threshold that holds at `step`."""
+        return next((level for until, level in self.schedule if step <= until), self.schedule[-1][1])
 
 
 def largest_variance(group_size: int, low: float = 0.0, high: float = 1.0) -> float:
@@ -90,7 +108,7 @@ class VarianceSelection:
 
     def keeps(self, strength: float) -> bool:
         """Whether a group is trained on: it must spread at all, and reach the threshold (up to rounding)."""
-        return strength > 0 and strength >= self.settings.threshold - 1e-12
+        return strength > 0 and strength >= self.settings.threshold_at(self._step) - 1e-12
 
     def observe(self, source: str, sample_id: str, strength: float) -> None:
         """A rolled-out group. New samples enter when kept; known ones move their priority, and leave below the threshold."""

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from mmrl.errors import DataError
 from mmrl.types import Sample, Score
 from rewards.iou import pairwise_iou
+from rewards.objects import normalise_label
 
 __all__ = ["Evaluation", "Item", "Pair", "Picture", "gather", "label_key", "order_free", "per_source"]
 
@@ -97,8 +98,8 @@ def _xywh(box: Box | None) -> list[float]:
 
 
 def label_key(label: Any) -> str:
-    """How labels are compared: case, underscores and runs of spaces do not matter. Not text -> ''."""
-    return " ".join(label.replace("_", " ").casefold().split()) if isinstance(label, str) else ""
+    """The label as it is compared, see rewards.objects.normalise_label. Not text -> ''."""
+    return normalise_label(label) if isinstance(label, str) else ""
 
 
 def _box(values: Any) -> Box | None:

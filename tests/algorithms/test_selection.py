@@ -110,3 +110,15 @@ def test_wrong_settings_and_states_are_refused() -> None:
             selection(**wrong)
     with pytest.raises(CheckpointError, match="earlier checkpoint"):
         selection().load_state_dict({"memory": [["a"]]})
+
+
+def test_the_threshold_may_change_on_the_way_as_in_vcrl() -> None:
+    selection = VarianceSelection(SelectionSettings(threshold=((20, 0.3), (21, 0.8))))
+    kept = []
+    for step in (1, 20, 21, 500):
+        selection.begin_step(step, 8)
+        kept.append((selection.keeps(0.5), selection.keeps(0.9)))
+    assert kept == [(True, True), (True, True), (False, True), (False, True)]
+    for wrong in ((), ((5, 0.3), (5, 0.8)), ((9, 0.3), (2, 0.8))):
+        with pytest.raises(ConfigError, match="rising steps"):
+            SelectionSettings(threshold=wrong)

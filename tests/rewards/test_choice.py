@@ -118,7 +118,7 @@ def test_text_behind_a_wrong_letter_never_makes_it_right(letter: str, glue: str,
 
 
 HOSTILE = ["A" * 400_000, "*" * 4000, "(" * 4000, "A." + " " * 3990 + "x", "B. " + "a" * 3900, "A or " * 800, "\u0660" * 4000,
-           "yes " * 1000, "`" * 3999, "é\u0301" * 2000, "😀" * 400_000, "[" * 400_000]
+           "yes " * 1000, "`" * 3999, "é\u0301" * 2000, "B. " + "\u0301\u0323" * 2000, "😀" * 400_000, "[" * 400_000]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=[h[:6] for h in HOSTILE])

@@ -56,6 +56,11 @@ def parsed(text: str, space: str = "mobile") -> Action:
     ('{"action": "drag", "point": [1, 2], "end": [3, 4]}', "desktop", Action("drag", (1, 2), end=(3, 4))),
     ('{"action": "select", "value": "Blue", "point": [3, 4]}', "web", Action("select", (3, 4), text="Blue")),
     ('{"action": "goto", "url": "example.org"}', "web", Action("goto", text="example.org")),
+    ('{"action": "click", "x": 3, "y": 4, "coordinate": [3.0, 4]}', "mobile", Action("click", (3, 4))),
+    ('{"action": "click", "point": [3, 4], "bbox": [1, 2, 5, 6]}', "mobile", Action("click", (3, 4), (1, 2, 5, 6))),
+    ('{"action": "open_app", "app": "Clock", "text": "no input text", "name": "Clock"}', "mobile",
+     Action("open_app", text="Clock")),
+    ('{"action": "click", "type": "button", "point": [3, 4]}', "mobile", Action("click", (3, 4))),
     ('{"action": "click"}', "mobile", Action("click")), ('```json\n{"action": "wait"}\n```', "mobile", Action("wait"))])
 def test_spellings(text: str, space: str, action: Action) -> None:
     assert parsed(text, space) == action
@@ -65,6 +70,16 @@ def test_spellings(text: str, space: str, action: Action) -> None:
     ('[{"action": "wait"}, {"action": "wait"}]', "several_actions"), ('{"action": "wait"} {"action": "wait"}', "not_an_action"),
     ('{"action": "click", "point": [[1, 2], [3, 4]]}', "several_points"),
     ('{"action": "click", "action": "wait"}', "duplicate_keys"),
+    ('{"action": "click", "point": [1, 2], "point": [3, 4]}', "duplicate_keys"),
+    ("{'action': 'click', 'point': [1, 2], 'point': [1, 2]}", "duplicate_keys"),
+    ('{"arguments": {"action": "click", "x": 1, "x": 2, "y": 1}}', "duplicate_keys"),
+    ('{"action": "click", "point": [1, 2], "coordinate": [3, 4]}', "conflicting_arguments"),
+    ('{"action": "click", "x": 1, "y": 2, "point": [3, 4]}', "conflicting_arguments"),
+    ('{"action": "click", "point": [1, 2], "bbox": [100, 100, 200, 200]}', "conflicting_arguments"),
+    ('{"action": "type", "text": "a", "content": "b"}', "conflicting_arguments"),
+    ('{"action": "scroll", "direction": "up", "text": "down"}', "conflicting_arguments"),
+    ('{"action": "click", "action_type": "long_press", "point": [1, 2]}', "conflicting_arguments"),
+    ('{"action": "wait", "type": "click"}', "conflicting_arguments"),
     ('{"action": "click", "point": "here"}', "bad_point"), ('{"action": "click", "point": [1]}', "bad_point"),
     ('{"action": "click", "point": [NaN, 1]}', "not_finite"), ('{"action": "click", "point": [1e999, 1]}', "bad_point"),
     ('{"action": "type", "text": ["a"]}', "bad_text"), ('{"action": "type", "text": true}', "bad_text"),

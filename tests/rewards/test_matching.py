@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.matching import forbid_copies, greedy_pairs, hungarian_pairs, matched_sum, most_pairs
+from rewards.matching import (
+    copy_threshold,
+    forbid_copies,
+    greedy_pairs,
+    hungarian_pairs,
+    matched_sum,
+    merge_copies,
+    most_pairs,
+    near_copies,
+)
 
 value = st.sampled_from([0.0, 0.0, 0.25, 0.36, 0.5, 0.5, 0.75, 0.9, 1.0]) | st.floats(0, 1)
 
@@ -93,3 +102,52 @@ def test_empty_sides_and_wrong_shapes() -> None:
         assert hungarian_pairs(empty) == greedy_pairs(empty) == [] and most_pairs(empty) == 0
     with pytest.raises(ValueError, match=r"shape \(N, M\), found \(2,\)"):
         hungarian_pairs([0.1, 0.2])
+
+
+def _square(values: list[list[float]]) -> np.ndarray:
+    return np.array(values, dtype=np.float64)
+
+
+def test_the_copy_threshold_is_midway_from_the_truths_likeness_to_one() -> None:
+    def of(m: float) -> float:
+        return copy_threshold(_square([[1, m], [m, 1]]))
+
+    assert of(0) == of(0.4) == copy_threshold(np.ones((1, 1))) == copy_threshold(np.zeros((0, 0))) == 0.7
+    assert of(0.6) == pytest.approx(0.8) and of(0.89) == pytest.approx(0.945)
+    assert of(0.95) == 0.7, "twins have their own rule"
+
+
+def _near(iou_NN: np.ndarray, iou_MM: np.ndarray, codes_N: list[int], codes_M: list[int]) -> list[tuple[list[int], int]]:
+    return near_copies(iou_NN, iou_MM, np.ones((len(codes_N), len(codes_M)), dtype=bool), np.array(codes_N), np.array(codes_M))
+
+
+def test_copies_are_chained_within_a_label_and_twins_give_them_room() -> None:
+    chain = _square([[1, 0.8, 0.5, 0], [0.8, 1, 0.8, 0], [0.5, 0.8, 1, 0], [0, 0, 0, 1]])
+    apart, alike, twins = np.eye(2), _square([[1, 0.7], [0.7, 1]]), _square([[1, 0.92], [0.92, 1]])
+    assert _near(chain, apart, [0] * 4, [0, 0]) == [([0, 1, 2], 1)]
+    assert _near(chain, apart, [0, 1, 0, 0], [0, 0]) == [], "labels differ"
+    assert _near(chain, alike, [0] * 4, [0, 0]) == [], "not more alike than the truths"
+    assert _near(chain, alike, [0] * 4, [1, 1]) == [([0, 1, 2], 1)], "truths of another label"
+    assert _near(chain, twins, [0] * 4, [0, 0]) == [([0, 1, 2], 2)]
+    assert _near(chain[:2, :2], twins, [0, 0], [0, 0]) == [], "there is room for both"
+
+
+@settings(max_examples=150, deadline=None)
+@given(matrices(), st.integers(1, 4), st.integers(1, 3), st.integers(0, 1000))
+def test_merged_copies_are_worth_their_best_choice(matrix: np.ndarray, size: int, room: int, seed: int) -> None:
+    members = list(range(min(size, len(matrix))))
+    if len(members) <= room:
+        return
+
+    def best(values: np.ndarray) -> float:
+        return matched_sum(values, hungarian_pairs(values))
+
+    merged = merge_copies(matrix, [(members, room)])
+    rest = list(range(len(members), len(matrix)))
+    choices = [best(matrix[[*chosen, *rest]]) for chosen in itertools.combinations(members, room)]
+    whole = max(math.fsum(matrix[i, j] for i, j in m) for m in _all_matchings(matrix) if sum(i in members for i, _ in m) <= room)
+    assert merged.shape == matrix.shape and max(choices) == pytest.approx(whole)
+    assert best(merged) <= whole + 1e-9 and (room > 1 or best(merged) == pytest.approx(whole))
+    mixed = matrix[[*np.random.default_rng(seed).permutation(members), *rest]]
+    assert np.array_equal(merge_copies(mixed, [(members, room)]), merged)
+    assert merge_copies(matrix, []) is matrix

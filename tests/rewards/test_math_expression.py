@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrl.errors import RewardError
 from rewards import math_expression
 from rewards.math_expression import (
     MathVerdict,
@@ -18,6 +19,7 @@ from rewards.math_expression import (
     verify_texts,
 )
 from rewards.math_expression import verify_expression as _verify_expression
+from rewards.verifier_pool import Verdict
 
 
 def verify_expression(gold: str, predicted: str, **options: Any) -> MathVerdict:
@@ -76,9 +78,100 @@ def test_gold_comes_first_because_the_order_matters() -> None:
     assert verify_expression("2x + z = 1", "1").correct is False
 
 
+SMALL = [
+    ("1.6e-19", "0", False), ("6.62607e-34", "9.10938e-31", False), ("0.0000001", "0", False), ("0", "0.0000001", False),
+    ("0", "0.0", True), ("0", "1e-13", True), ("0.0000001", "1e-7", True), ("1.6e-19", "1.6000001e-19", True),
+    ("1.6e-19", "1.60001e-19", False), ("1.6e-19", "1.6e-20", False), ("-1.6e-19", "1.6e-19", False), ("1/3", "0.3333", False),
+    (r"1.6\times 10^{-19}", "1.6e-19", True), ("1.6e-19", r"1.6\times 10^{-19}", True), (r"1.6\times 10^{-19}", "0", False),
+    (r"1.6\times 10^{-19}", r"2\times 10^{-30}", False), (r"2\times 10^{-30}", "1.6e-19", False),
+    ("1.6e-19", r"2 \cdot 10^{-30}", False), ("1.6*10^-19", "1.6e-19", True), ("10^{-7}", "0", False), ("10^{-7}", "1e-7", True),
+    ("6.02e23", "6.02*10^{23}", True), ("12345678", "12345679.0", False), ("12345678.5", "12345679.5", False)]
+
+
+@pytest.mark.parametrize(("gold", "predicted", "correct"), SMALL)
+def test_small_numbers_are_compared_by_their_digits(gold: str, predicted: str, correct: bool) -> None:
+    assert verify_expression(gold, predicted).correct is correct
+    if "1e-13" not in predicted:  # there math-verify's 15 digits decide
+        assert verify_expression(f"{gold} m", f"x = {predicted}", evaluated=False).correct is correct, "by the grammar as well"
+
+
+@pytest.mark.parametrize(("gold", "predicted", "correct"), [
+    (r"\sqrt{2} \times 10^{-19}", "0", False), ("0", r"\sqrt{2} \times 10^{-19} - 1e-9", False),
+    (r"\{1.6e-19, 1\}", r"\{0, 1\}", False), (r"\{1.6e-19, 1\}", r"\{1, 1.6 \times 10^{-19}\}", True),
+    ("(1e-9, 2)", "(2e-9, 2)", False), ("(1e-9, 2)", "(1e-9, 2)", True), (r"\sqrt{2}", "1.414214", True),
+    (r"\begin{pmatrix}1e-9\\2\end{pmatrix}", r"\begin{pmatrix}0\\2\end{pmatrix}", False), ("x = 1e-9", "x = 0", False),
+    ("1.6e-19", "0 C", False), ("1.6e-19 C", "0 C", False), ("1.6e-19 q", "1.6*10^{-19} q", True),
+    ("1e-9x", "10^{-9}x", True), ("1e-9x", "2e-9x", False), ("1e-9x", "0", False),
+    ("a = b", "b = a", True), ("x = 1e-9", "1e-9 = x", True), ("x = 1e-9", "0 = x", False),
+    ("x + 1", "1.0 + x", True), ("2x", "x + x", True), ("x^2 - 1", "(x-1)(x+1)", True), (r"\frac{x}{3}", r"\frac{2x}{6}", True)])
+def test_small_numbers_inside_other_values_too(gold: str, predicted: str, correct: bool) -> None:
+    assert bool(verify_expression(gold, predicted, evaluated=False).correct) is correct
+
+
+@pytest.mark.parametrize("sign", ["%", r"\%", " %", r" \%"])
+def test_a_percent_sign_on_one_side_may_stand_for_a_hundredth(sign: str) -> None:
+    for gold, predicted, correct in ((f"50{sign}", "0.5", True), ("0.5", f"50{sign}", True), (f"50{sign}", "50", True),
+                                     ("50", f"50{sign}", True), (f"50{sign}", r"\frac{1}{2}", True), (f"50{sign}", "50%", True),
+                                     (f"50{sign}", "0.5%", False), (f"50{sign}", "5", False), ("0.5", f"5{sign}", False),
+                                     (f"50{sign}", "5000", False), ("1/3", f"33.33{sign}", False)):
+        assert verify_expression(gold, predicted) == MathVerdict(correct), (gold, predicted)
+    assert verify_expression("0.5", f"x = 50{sign}").correct is True
+    assert verify_expression("0.5", f"x = 5{sign}").correct is False
+
+
+@pytest.mark.parametrize("text", ["10/2", "x = 10/2", r"\frac{10}{2}", r"\dfrac{10}{2}", "5/1", r"10 \over 2",
+                                  r"\lfloor 5.7\rfloor",
+                                  r"\left\lfloor 5.7 \right\rfloor", r"\sin(\pi/4)", "sqrt(25)", "|-5|", r"\lvert -5\rvert", "√25",
+                                  r"\operatorname{floor}(5.7)", r"\mathrm{floor}(5.7)", r"\lceil 4.2 \rceil", "abs(-5)", "5¹"])
+def test_a_whole_number_as_truth_asks_for_its_digits(text: str) -> None:
+    assert verify_expression("5", text) == (None, "not_evaluated", True)
+
+
+def test_divisions_are_values_of_truths_that_are_not_whole() -> None:
+    assert verify_expression("2.5", "5/2").correct is True
+    assert verify_expression("5/2", r"\frac{10}{4}").correct is True
+    assert verify_expression("60", "60 km/h").reason != "not_evaluated"
+    assert verify_expression(r"\frac{\sqrt{2}}{2}", r"\sin(\pi/4)").correct is True
+
+
+@pytest.mark.parametrize("text", ["5_{7}", "5_7", "(5)_7", "{5}_{7}", "x = 5_{10}"])
+def test_numbers_with_subscripts_are_refused(text: str) -> None:
+    assert verify_expression("5", text).reason == "subscript"
+    assert verify_expression("12_8", "12_{8}").correct is True
+    assert verify_expression("12_8", "12_7").reason == "subscript"
+    assert verify_expression("x_1 + 1", "1 + x_1").correct is True
+    assert verify_expression("5", "x_1 = 5").correct is True
+
+
+class _Scripted:
+    """A pool that gives these verdicts, in their order."""
+
+    def __init__(self, *verdicts: Verdict) -> None:
+        self.verdicts = list(verdicts)
+
+    def call(self, *args: str) -> Verdict:
+        return self.verdicts.pop(0)
+
+
+GOOD = Verdict({"correct": True, "gold_parsed": True, "predicted_parsed": True})
+
+
+def test_failures_are_retried_once_never_remembered_and_a_crash_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, gone = Verdict(None, "verifier_timeout"), Verdict(None, "verifier_crash")
+    pool = _Scripted(late, late, gone, gone, late, gone, gone, GOOD)
+    monkeypatch.setattr(math_expression, "shared_pool", lambda deadline_s: pool)
+    assert verify_expression("3q", "q + 2q").reason == "verifier_timeout"
+    for _ in range(2):
+        with pytest.raises(RewardError, match="its process ended twice"):
+            verify_expression("3q", "q + 2q")
+    assert verify_expression("3q", "q + 2q").correct is True
+    assert verify_expression("3q", "q + 2q").correct is True and not pool.verdicts, "an answer is remembered"
+
+
 @pytest.mark.parametrize(("text", "value"), [
     ("5", True), ("-5", True), ("x = -5", True), ("3/4", True), (r"-\frac{3}{4}", True), (r"\frac{-3}{4}", True), ("1,234", True),
-    (r"3 \times 10^5", True), ("3*10^{-5}", True), ("10^5", True), ("5 cm", True), (r"25 \text{ cm}^2", True), ("25 cm^2", True),
+    (r"3 \times 10^5", True), ("3*10^{-5}", True), (r"1.6 \times 10^{-19} C", True), ("60 km/h", True), ("2 + 3 m", False),
+    ("10^5", True), ("5 cm", True), (r"25 \text{ cm}^2", True), ("25 cm^2", True),
     (r"30^\circ", True), (r"5\%", True), ("1e-5", True), (r"1\frac{1}{2}", True), (r"\text{five}", True),
     ("2+3", False), ("7 - 2", False), ("x = 7-2", False), ("2*3", False), (r"2 \cdot 3", False), ("2^5", False), ("3!", False),
     (r"\sqrt{25}", False), ("(2)(3)", False), ("2 3", False), ("2(3)", False), (r"\frac{1}{2}/3", False),
@@ -108,6 +201,7 @@ def test_a_truth_that_is_no_mathematics_is_met_by_its_own_spelling_only() -> Non
     assert verify_expression(r"5 \heartsuit &", "5") == (False, None, False)
 
 
+@pytest.mark.slow
 def test_hostile_expressions_end_at_the_deadline_and_the_next_answer_is_right() -> None:
     deadline = 3.0
     before = shared_pool(deadline).stats
@@ -115,12 +209,9 @@ def test_hostile_expressions_end_at_the_deadline_and_the_next_answer_is_right() 
     deep = "(" * 50 + "x" + ")" * 50  # the grammar backtracks for minutes
     start = time.monotonic()
     assert verify_expression("x", deep, deadline_s=deadline).reason == "verifier_timeout"
-    assert time.monotonic() - start < deadline + 5
-    start = time.monotonic()
-    assert verify_expression("x", deep, deadline_s=deadline).reason == "verifier_timeout"
-    assert time.monotonic() - start < 1, "the same text is not tried twice"
+    assert time.monotonic() - start < 2 * deadline + 20, "two deadlines and two starts"
     assert verify_expression("2y", "y + y", deadline_s=deadline).correct is True
-    assert shared_pool(deadline).stats.timeouts == before.timeouts + 1
+    assert shared_pool(deadline).stats.timeouts == before.timeouts + 2, "once more, of a fresh process"
 
 
 @pytest.mark.parametrize("text", ["9**9**9", "9^{9^{9}}", "999999999!", r"\sum_{k=1}^{10^{12}} \frac{1}{k}", "((9^9)^9)^9",
@@ -129,7 +220,7 @@ def test_huge_numbers_are_never_a_hang(text: str) -> None:
     assert verify_expression("5", text).reason == "not_evaluated", "nothing is computed where a number is asked for"
     start = time.monotonic()
     verdict = verify_expression("x", text, evaluated=False, deadline_s=1.0)
-    assert time.monotonic() - start < 15, "one deadline and one start of the verifier"
+    assert time.monotonic() - start < 30, "two deadlines and two starts of the verifier"
     assert verdict.correct is not True
 
 

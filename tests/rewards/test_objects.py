@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards.objects import MAX_OBJECT_CHARS, MAX_OBJECTS, normalise_label, parse_objects, parse_points
+from rewards.parsing import load_json, parse_boxes
 
 CAT = ("cat", (1.0, 2.0, 3.0, 4.0))
 DOG = ("dog", (5.0, 6.0, 7.0, 8.0))
@@ -36,6 +37,15 @@ def test_one_asked_label_is_implied(text: str) -> None:
     assert parse_objects(text, label="Cat ").objects == (CAT,)
 
 
+def test_a_key_given_twice_is_refused_everywhere() -> None:
+    for text in ('{"bbox_2d": [1, 2, 3, 4], "bbox_2d": [1, 2, 3, 4]}', "{'bbox_2d': [1, 2, 3, 4], 'bbox_2d': [5, 6, 7, 8]}"):
+        assert parse_boxes(text).reason == parse_objects(text, "cat").reason == parse_points(text).reason == "not_a_box"
+        with pytest.raises(ValueError, match="duplicate keys"):
+            load_json(text)
+    assert parse_objects('[{"bbox_2d": [1,2,3,4], "label": "cat"}, {"bbox_2d": [5,6,7,8], "label": "dog"}]').objects == (CAT, DOG)
+    assert parse_objects('[[1, 2, 3, 4], {"box": [1, 2, 3, 4], "box": [5, 6, 7, 8]}, [1', "cat", cut=True).reason == "not_a_box"
+
+
 def test_nothing_there_is_an_answer() -> None:
     for text in ("[]", " [ ]\n", "```json\n[]\n```"):
         assert parse_objects(text) == parse_objects(text, "cat") and parse_objects(text).reason is None
@@ -43,6 +53,9 @@ def test_nothing_there_is_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("text", "reason"), [
+    ('[{"bbox_2d": [1, 2, 3, 4], "bbox_2d": [5, 6, 7, 8], "label": "a"}]', "not_a_box"),
+    ("[{'bbox_2d': (1, 2, 3, 4), 'label': 'a', 'label': 'b'}]", "not_a_box"),
+    ('{"boxes": [], "boxes": [[1, 2, 3, 4]]}', "not_a_box"), ('[{"bbox_2d": [1, 2, 3, 4], "label": "_"}]', "no_label"),
     ("[[1, 2, 3, 4]]", "no_label"), ('[{"bbox_2d": [1, 2, 3, 4]}]', "no_label"), ('[{"label": "cat"}]', "no_box_key"),
     ('[{"bbox_2d": [1,2,3,4], "bbox": [1,2,3,4], "label": "a"}]', "ambiguous_keys"),
     ('[{"bbox_2d": [1,2,3,4], "label": "a", "category": "b"}]', "ambiguous_keys"),

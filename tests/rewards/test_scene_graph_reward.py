@@ -104,6 +104,21 @@ def test_an_edge_may_hang_on_any_copy_of_a_node() -> None:
     assert reward(predicted, TRUE) == pytest.approx(reward(swapped, TRUE)) == pytest.approx((6 / 7 + 1) / 2)
 
 
+def test_nearly_equal_nodes_are_one_node_on_which_any_edge_may_hang() -> None:
+    near = ("red cat", (0.0, 0.0, 10.0, 9.9))
+    true = Graph((A, ("red cat", (3.0, 0.0, 13.0, 10.0)), C), ((0, "left of", 1), (2, "below", 0)))
+    for name in MODES:
+        reward = make_scene_graph_reward(name)
+        one, two = reward(Graph((A, C), ((1, "below", 0),)), true), reward(Graph((A, near, C), ((2, "below", 1),)), true)
+        assert two <= one and (name != "f1" or two < one), "the second cat is not found by repeating the first"
+        for nodes in ((A, near, C), (near, A, C)):
+            for end in (0, 1):
+                assert reward(Graph(nodes, ((2, "below", end),)), true) == pytest.approx(two)
+        repeated = Graph((A, near, C), ((2, "below", 0), (2, "below", 1)))
+        assert reward(repeated, true) <= two and (name != "f1" or reward(repeated, true) < two), "the edge again, on the copy"
+        assert reward(Graph(true.nodes, true.edges), true) == 1
+
+
 def test_metrics_by_hand() -> None:
     predicted = Graph((A, B, ("bird", FAR)), (*TRUE.edges, (0, "on", 1)))
     assert graph_metrics(predicted, TRUE) == pytest.approx(

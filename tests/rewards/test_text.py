@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import time
+import unicodedata
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,7 +32,9 @@ from rewards.text import (
     normalise,
     normalised_edit_distance,
     rouge,
+    stream_safe,
     token_f1,
+    unicode_form,
     word_error_rate,
     words,
 )
@@ -40,7 +43,8 @@ short = st.text("abc é一 ", max_size=12)
 sentence = st.lists(st.sampled_from(["a", "cat", "sat", "on", "mat", "12"]), max_size=9).map(" ".join)
 hostile = [
     "a" * 400_000, "a " * 200_000, "🙂" * 100_000, "\ufdfa" * 8_000, "(" * MAX_CHARS, "é一" * (MAX_CHARS // 2),
-    "\x00\u202e\u2028" * 2_000, "[NaN, " * 1_300, ("aaaaaaaaab" * 819), " " * MAX_CHARS, "", "<answer>", "\ud800"]
+    "\x00\u202e\u2028" * 2_000, "[NaN, " * 1_300, ("aaaaaaaaab" * 819), " " * MAX_CHARS, "", "<answer>", "\ud800",
+    "a" + "\u0301\u0323" * 4_090]
 
 
 def naive_distance(a: Sequence[Any], b: Sequence[Any]) -> int:
@@ -86,6 +90,21 @@ def test_word_errors_equal_jiwer(a: str, b: str) -> None:
     if b:
         assert word_error_rate(a, b) == pytest.approx(jiwer.wer(b, a))
         assert make_text_reward("wer")(a, b) == pytest.approx(min(1, max(0, 1 - jiwer.wer(b, a))))
+
+
+@pytest.mark.parametrize(("a", "b"), [
+    ("dogs", "dog"), ("two dogs running", "the dog runs"), ("Relational organisations", "relate to the organization"),
+    ("gas bus was yes", "ga bu wa ye"), ("dying skies", "die sky"), ("caresses 2000s", "caress 2000")])
+def test_stems_are_the_rouge_score_packages(a: str, b: str) -> None:
+    theirs = rouge_scorer.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True).score(b, a)
+    expected = sum(score.fmeasure for score in theirs.values()) / 3
+    assert rouge(a, b, ascii_words=True, skip_short=False, stem=True) == pytest.approx(expected)
+
+
+def test_stems_are_asked_for_and_leave_other_scripts_alone() -> None:
+    assert make_text_reward("rouge", stem=True)("dogs", "dog") == 1 and make_text_reward("rouge")("dogs", "dog") == 0
+    assert rouge("собаки", "собака", stem=True) == 0 and rouge("Größen", "größen", stem=True) == 1
+    assert rouge("ational" * 1000, "cat", stem=True) == 0
 
 
 @settings(deadline=None)
@@ -169,6 +188,39 @@ def test_hostile_texts_take_a_few_milliseconds(mode: str) -> None:
             times.append(time.thread_time() - start)
             assert 0 <= value < 1
         assert min(times) < 0.02, f"{text[:20]!r} took {min(times):.3f} s"
+
+
+MARKS = ["a" + "\u0301\u0323" * 4_090, "\u0323\u0301" * 4_096, "\uff9e\u0323" * 4_096, "\u0f73\u0f71" * 4_096,
+         ("a" + "\u0301\u0323" * 100) * 40]
+
+
+@pytest.mark.parametrize("text", MARKS)
+def test_runs_of_combining_marks_are_normalised_in_linear_time(text: str) -> None:
+    for form in ("NFC", "NFKC", "NFD", "NFKD"):
+        times = []
+        for turn in range(3):
+            fresh = f"{turn}{text}"  # what was normalised before is remembered
+            start = time.process_time()
+            unicode_form(fresh, form)  # type: ignore[arg-type]
+            times.append(time.process_time() - start)
+        assert min(times) < 0.03, form
+    assert stream_safe(stream_safe(text)) == stream_safe(text)
+    assert stream_safe(text).replace("\u034f", "") == text
+
+
+@given(st.text(st.sampled_from("ae\u0301\u0323\uff9e가ᄀ\u1161ﬁ①"), max_size=30))
+def test_ordinary_text_is_normalised_as_unicode_says(text: str) -> None:
+    assert stream_safe(text) == text
+    assert unicode_form(text) == unicodedata.normalize("NFKC", text)
+    assert unicode_form(text, "NFC") == unicodedata.normalize("NFC", text)
+
+
+def test_every_character_that_starts_with_a_mark_is_known() -> None:
+    for code in range(0x80, 0x110000):
+        char = chr(code)
+        if 0xD800 <= code < 0xE000 or not unicodedata.combining(unicodedata.normalize("NFKD", char)[0]):
+            continue
+        assert len(stream_safe(char * 31)) == 32, hex(code)
 
 
 def test_length_is_bounded_before_anything_is_computed() -> None:

@@ -43,6 +43,8 @@ def act(what, value=None):
     return [os.getpid(), value]
 '''
 
+pytestmark = pytest.mark.slow  # processes hang, crash and start again for real
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -130,14 +132,39 @@ def test_threads_share_the_processes(target: str) -> None:
         assert len({a.value[0] for a in answers if a.value}) <= 3
 
 
-def test_failures_in_a_row_are_bounded_and_reported(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_many_failures_a_known_good_question_decides(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifier_pool, "MAX_FAILURES_IN_A_ROW", 3)
-    with VerifierPool(target) as pool:
+    with VerifierPool(target, probe=("echo", 1)) as pool:
         assert [pool.call("die").reason for _ in range(2)] == ["verifier_crash"] * 2
         assert pool.call("echo").reason is None, "an answer starts the count again"
-        assert [pool.call("die").reason for _ in range(3)] == ["verifier_crash"] * 3
-        with pytest.raises(RewardError, match=r"failed 3 times in a row \(PoolStats\(calls=7, .*restarts=5"):
+        assert [pool.call("die").reason for _ in range(7)] == ["verifier_crash"] * 7, "hostile texts alone never stop the pool"
+        assert pool.call("echo", 2).value[1] == 2
+        assert pool.stats.calls == 11 and pool.stats.crashes == 9
+    with VerifierPool(target) as pool:  # without a probe, a fresh start is enough
+        assert [pool.call("die").reason for _ in range(4)] == ["verifier_crash"] * 4
+
+
+def test_a_probe_that_fails_stops_the_pool_until_one_is_answered(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_pool, "MAX_FAILURES_IN_A_ROW", 2)
+    with VerifierPool(target, probe=("die",)) as pool:
+        assert [pool.call("die").reason for _ in range(2)] == ["verifier_crash"] * 2
+        for _ in range(2):  # the second time within the pause: no process is started for it
+            with pytest.raises(RewardError, match=r"failed 2 times in a row and fails a question that it should answer"):
+                pool.call("echo")
+        assert pool.stats.restarts == 3
+        pool.probe, pool._paused_until = ("echo",), 0.0
+        assert pool.call("echo", 5).value[1] == 5, "the machine is well again"
+
+
+def test_a_probe_that_hangs_is_killed(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_pool, "MAX_FAILURES_IN_A_ROW", 1)
+    monkeypatch.setattr(verifier_pool, "PROBE_TIMEOUT_S", 0.3)
+    with VerifierPool(target, deadline_s=0.3, probe=("spin",)) as pool:
+        assert pool.call("die").reason == "verifier_crash"
+        start = time.monotonic()
+        with pytest.raises(RewardError, match="overloaded or short of memory"):
             pool.call("echo")
+        assert time.monotonic() - start < 20 and not pool._busy
 
 
 def test_a_verifier_that_cannot_start_says_why() -> None:

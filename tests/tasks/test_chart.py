@@ -45,7 +45,8 @@ def test_numbers_are_read_strictly(text: str, value: tuple[float, bool] | None) 
     ("95", "100", 1, 1), ("94.9", "100", 0, 0), ("105", "100", 1, 1), ("105.1", "100", 0, 0), ("-100", "100", 0, 0),
     ("Yes", "yes", 1, 1), ("yes sir", "yes", 0, 0), ("12%", "0.12", 1, 1), ("0.12", "12%", 1, 1), ("12%", "12%", 1, 1),
     ("12%", "12", 1, 0), ("12", "12%", 1, 0), ("1,234", "1234", 1, 0), ("$5", "5", 1, 0), ("0.0", "0", 1, 0), ("0", "0", 1, 1),
-    ("0.01", "0", 0, 0), ("nan", "5", 0, 0), ("5", "nan", 0, 0), ("yes.", "Yes", 1, 0), ("1950", "2017", 1, 1), ("3 4", "3", 0, 0),
+    ("0.01", "0", 0, 0), ("nan", "5", 0, 0), ("5", "nan", 0, 0), ("yes.", "Yes", 1, 0), ("1950", "2017", 0, 1),
+    ("2017.0", "2017", 1, 1), ("1950", "2,017", 1, 0), ("3 4", "3", 0, 0),
     ("inf", "5", 0, 0), ("120%", "12", 0, 0)])
 def test_the_rule_and_its_named_departures(said: str, truth: str, ours: int, official: int) -> None:
     assert relaxed_correct(said, truth) == ours and chartqa_correct(said, truth) == official
@@ -54,8 +55,10 @@ def test_the_rule_and_its_named_departures(said: str, truth: str, ours: int, off
     assert _score(Chart(preset="chartqa"), said, truth).parts["accuracy"] == official
 
 
-def test_years_can_be_exact() -> None:
-    task = Chart(accuracy={"exact_years": True})
+def test_years_are_exact_unless_told_otherwise() -> None:
+    task, loose = Chart(), Chart(accuracy={"exact_years": False})
+    assert _score(loose, "1950", "2017").parts["accuracy"] == 1
+    assert _score(Chart(preset="chartqa"), "1950", "2017").parts["accuracy"] == 1, "as published"
     assert _score(task, "1950", "2017").parts["accuracy"] == 0 and _score(task, "2017", "2017").parts["accuracy"] == 1
     assert _score(task, "2,010", "2,017").parts["accuracy"] == 1 and _score(task, "98", "100").parts["accuracy"] == 1
     assert _score(Chart(accuracy={"tolerance": 0}), "98", "100").metrics["correct"] == 0

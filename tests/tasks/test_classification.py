@@ -96,6 +96,17 @@ def test_junk_and_further_labels_never_pay(text: str, mode: str, junk: str) -> N
         assert more.value <= plain.value
 
 
+def test_combining_marks_cost_linear_time() -> None:
+    for text in ("a" + "\u0301\u0323" * 490, "cat" + "\uff9e\u0323" * 400_000):
+        times = []
+        for turn in range(3):
+            fresh = f"{turn}{text[:100_000]}"
+            start = time.process_time()
+            assert LabelSet(["cat", "dog"], {}).by_form.get(label_form(fresh)) is None
+            times.append(time.process_time() - start)
+        assert min(times) < 0.2
+
+
 def test_labels_with_signs_are_whole_words() -> None:
     task = Classification(mode="mention", labels=["C", "C++", "St. Bernard"])
     for text, truth in (("it is C++.", "C++"), ("C", "C"), ("a St Bernard!", "St. Bernard")):

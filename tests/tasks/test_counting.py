@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from mmrl.coords import CoordFrame
 from mmrl.errors import DataError
 from mmrl.registry import task_from_spec
+from mmrl.task import Template
 from mmrl.types import ImageSize, RewardContext, Sample, Score
 from rewards.counting import MODES
 from tasks.counting import Counting
@@ -48,6 +51,42 @@ def test_gold_is_just_the_number_unless_points_are_asked_for() -> None:
     assert Counting(per_source={"s": {"accuracy": {"mode": "points"}}}).gold_answer(own, ctx) == "3"
 
 
+def _asked(task: Counting, sample: Sample) -> str:
+    return str(task.messages(sample, Template("t", CoordFrame.REL1000))[-1]["content"][-1]["text"])
+
+
+def test_the_prompt_asks_for_what_the_mode_pays() -> None:
+    plain, layer = _sample(POINTS), {"accuracy": {"mode": "points"}}
+    number, points = _asked(Counting(), plain), _asked(Counting(mode="points"), plain)
+    assert number == "How many cats are in the image? Reply with nothing but <answer>the number</answer>."
+    assert "<answer>[[x, y], ...], or [] if there is none</answer>" in points and "0-1000" in points and "cats" in points
+    by_source = Counting(per_source={"s": layer})
+    assert _asked(by_source, plain) == _asked(Counting(), _sample(POINTS, reward=layer)) == points
+    assert _asked(by_source, replace(plain, source="other")) == number
+    assert _asked(by_source, _sample(POINTS, reward={"accuracy": {"mode": "smooth"}})) == number
+    assert _asked(Counting(mode="points"), _sample(POINTS, reward={"accuracy": {"mode": "exact"}})) == number
+    assert _asked(Counting(mode="points", prompt="Find {question}"), plain) == "Find cats", "a prompt of one's own stays"
+    assert "<think>" in _asked(Counting(mode="points", answer_format="think"), plain)
+    assert Counting(mode="points").prompt.startswith("Point at") and Counting().prompt.startswith("How many")
+
+
+@pytest.mark.parametrize("where", ["task", "source", "sample"])
+def test_rows_without_points_are_refused_where_points_are_paid(tmp_path: Path, where: str) -> None:
+    layer, own = {"accuracy": {"mode": "points"}}, {"reward": {"accuracy": {"mode": "exact"}}}
+    params = {"task": {"mode": "points"}, "source": {"per_source": {"here": layer}}, "sample": {}}[where]
+    row = {"source": "here", "params": {"reward": layer} if where == "sample" else {}}
+    path = _row(tmp_path, **row)
+    with pytest.raises(DataError, match=r"params\.points for mode 'points', found none; add"):
+        Counting(**params).load(path)
+    task = Counting(**params, reader={"on_error": "record"})
+    assert list(task.load(path)) == [] and len(task.rejected) == 1
+    with pytest.raises(DataError, match=r"params\.points for mode 'points'"):
+        task_from_spec("mixed", {"tasks": {"counting": params}}).load(_row(tmp_path, **row, task="counting"))
+    assert len(list(Counting(**params).load(_row(tmp_path, source="here", params={**row["params"], "points": [[3, 4]]})))) == 1
+    assert len(list(Counting(**params).load(_row(tmp_path, source="here", params=own)))) == 1, "nothing pays points here"
+    pickle.loads(pickle.dumps(Counting(**params))).rubric.check(_sample(POINTS))
+
+
 @pytest.mark.parametrize(("answer", "count"), [
     ("3", 3), ("three", 3), ("There are 3 cats.", 3), ("[[1, 2], [3, 4], [5, 6]]", 3),
     ("[[1, 2, 3, 4], [5, 6, 7, 8], [1, 1, 2, 2]]", 3),
@@ -60,7 +99,7 @@ def test_numbers_and_lists_are_counted(answer: str, count: int) -> None:
 
 @pytest.mark.parametrize(("answer", "reason"), [
     ("3 or 4", "several_numbers"), ("many", "not_a_number"), ("-3", "not_a_count"), ("[[1, 2], [1, 2, 3, 4]]", "mixed_shapes"),
-    ("[3]", "wrong_count"), ("", "empty"), ("[" * 50, "not_a_box")])
+    ("[3]", "wrong_count"), ("not 3", "hedged"), ("3 or more", "hedged"), ("", "empty"), ("[" * 50, "not_a_box")])
 def test_no_number_is_a_failure_that_counts_in_the_error(answer: str, reason: str) -> None:
     task = Counting()
     failed = task.score(_sample(POINTS), f"<answer>{answer}</answer>", _context())
@@ -70,6 +109,14 @@ def test_no_number_is_a_failure_that_counts_in_the_error(answer: str, reason: st
     assert task.summarize([failed]) == {"MAE": 3, "parse_failure_rate": 1, "truncated_rate": 0}
     assert task.summarize([Score.failure("no_answer")]) == {"parse_failure_rate": 1, "truncated_rate": 0}
     assert task.summarize([]) == {}
+
+
+def test_a_point_given_again_is_not_counted_again() -> None:
+    for answer in ("[[1, 2], [3, 4], [1, 2]]", "[[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4], [1.0, 2, 3, 4]]"):
+        score = Counting().score(_sample(POINTS), f"<answer>{answer}</answer>", _context())
+        assert score.detail["pred_count"] == 2 and score.parts["accuracy"] == score.metrics["correct"] == 0
+    paid = Counting(mode="points").score(_sample(POINTS), "<answer>[[100, 50], [100, 50], [320, 240]]</answer>", _context())
+    assert paid.detail["pred_count"] == 3 and paid.parts["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_points_are_compared_in_thousandths_of_the_picture() -> None:

@@ -69,6 +69,7 @@ def test_the_prompt_shows_the_shape_that_is_asked_for() -> None:
     assert "[[x1, y1, x2, y2], ...], or [] if" in one and "0-1000" in one
     for name in ("open", "closed"):
         assert '[{"bbox_2d": [x1, y1, x2, y2], "label": "..."}, ...]' in text(Detection(), SAMPLES[name])
+    assert Detection.shape == '[{"bbox_2d": [x1, y1, x2, y2], "label": "..."}, ...]', "what `tasks list` shows"
     own = Detection(prompt="Locate {categories} {frame} for {question}")
     assert text(own, SAMPLES["closed"]).startswith("Locate cat, small dog, bird scaled")
     assert text(own, replace(SAMPLES["one"], question="{shape} {frame}")).endswith("for {shape} {frame}")
@@ -142,6 +143,8 @@ def _row(tmp_path: Path, **changes: Any) -> str:
     ({"answer": [{"bbox": [30, 2, 1, 40], "label": "cat"}]}, "x1 < x2"),
     ({"answer": [{"bbox": [1, 2, 300, 40], "label": "cat"}]}, "a box inside the picture"),
     ({"answer": [{"bbox": [1, 2, 30, 40], "label": "dgo"}]}, r"labels among params.categories \(cat, dog\).*Did you mean 'dog'"),
+    ({"answer": [{"bbox": [1, 2, 30, 40], "label": "_"}], "params": {}}, "a label with letters"),
+    ({"params": {"categories": ["traffic_light", "traffic light"]}}, "different names"),
     ({"params": {"categories": "cat"}}, "categories as a list of names"), ({"params": {"categories": []}}, "a list of names"),
     ({"params": {"categories": ["cat", "Cat "]}}, "different names"), ({"params": {"image_index": 1}}, "image_index"),
     ({"answer": [{"bbox": [1, 2, 30, 40], "label": "cat"}] * (MAX_OBJECTS + 1)}, f"at most {MAX_OBJECTS} objects"),
@@ -177,6 +180,15 @@ def test_examples_cover_closed_open_and_empty_questions_and_survive_pickling(tmp
 def test_wrong_parameters_are_named(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Detection(**params)
+
+
+def test_underscores_in_labels_are_spaces_for_reward_and_benchmark_alike(tmp_path: Path) -> None:
+    sample = _sample([{**CAT, "label": "traffic_light"}], categories=["traffic_light", "dog"])
+    for name in ("traffic light", "Traffic_Light"):
+        text = f'<answer>[{{"bbox_2d": [100, 50, 300, 400], "label": "{name}"}}]</answer>'
+        score = Detection().score(sample, text, _context())
+        assert score.value == score.metrics["correct"] == 1
+        assert Detection().benchmark([(sample, score)], tmp_path)["AP"] == pytest.approx(1)
 
 
 def test_the_benchmark_is_cocos_and_failures_stay_in_it(tmp_path: Path) -> None:

@@ -195,6 +195,26 @@ def test_dynamic_iou_follows_the_progress() -> None:
     assert early.metrics == late.metrics and late.metrics["acc@0.75"] == 1
 
 
+def test_v_triune_judges_one_box_as_its_detection_does() -> None:
+    sample, detection = _sample((100, 100, 200, 200)), task_from_spec("detection", {"preset": "v_triune"})
+    objects = replace(sample, task="detection", answer=[{"bbox": [100, 100, 200, 200], "label": "it"}], params={
+        **sample.params, "categories": ["it"]})
+    task = Grounding(preset="v_triune")
+    for width, progress, expected in ((96, 25, 0.7 * 0.96 + 0.3), (96, 26, 0), (86, 10, 0.7 * 0.86 + 0.3), (84, 10, 0),
+                                      (100, 100, 1)):
+        ctx, text = replace(_context(), step=progress, total_steps=100), f"<answer>[100, 100, {100 + width}, 200]</answer>"
+        value = task.score(sample, text, ctx).parts["accuracy"]
+        assert value == pytest.approx(expected)
+        assert value == pytest.approx(detection.score(objects, text, ctx).parts["accuracy"])
+    average = Grounding(mode="average", accuracy={"completeness": 0.3})
+    one = average.score(sample, "<answer>[100, 100, 186, 200]</answer>", _context())
+    assert one.parts["accuracy"] == pytest.approx(8 / 11 * (0.7 * 0.86 + 0.3))
+    for params, message in (({"mode": "iou"}, "completeness with mode static, dynamic, average, found mode 'iou'"),
+                            ({"mode": "dynamic", "accuracy": {"completeness": 2}}, r"completeness to be a number in \[0, 1\]")):
+        with pytest.raises(ConfigError, match=message):
+            Grounding(**{"accuracy": {"completeness": 0.3}, **params})
+
+
 def test_sources_and_samples_override_the_reward() -> None:
     task = Grounding(mode="dynamic", per_source={"hard": {"accuracy": {"mode": "iou", "power": 2}}})
     text = "<answer>[100, 50, 300, 225]</answer>"  # IoU 0.5

@@ -142,7 +142,7 @@ def test_presets_add_up_as_their_papers_do() -> None:
     spelled = g2.score(sample(), '{"bbox_2d": [900, 500, 1020, 580]}', context())
     assert spelled.value == 2, "the paper's format is the bare list"
     point = g2.score(sample(), "[960, 540]", context())
-    assert point.value == 2, "a point covers nothing"
+    assert point.value == 1, "a point covers nothing and is no box of four numbers"
     shifted = g2.score(sample(), "[960, 500, 1080, 580]", context())
     assert shifted.value == pytest.approx(round(2.718281828 ** -0.5, 3) + round(2.718281828 ** -(60 ** 2 / (8 * 3600)), 3) + 1)
     ui, gui = GuiGrounding(preset="ui_r1"), GuiGrounding(preset="gui_r1")
@@ -229,6 +229,36 @@ def test_votes_are_asked_for_only_when_set() -> None:
     assert GuiGrounding().score_in_group(sample(), rows, 0) is rows[0]
     copy = pickle.loads(pickle.dumps(GuiGrounding(label_free=True)))
     assert copy.in_group and copy.score(sample(), "<answer>[960, 540]</answer>", context()).value == 1
+
+
+def test_rows_without_a_truth_can_vote(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (1920, 1080)).save(tmp_path / "a.png")
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"image": "a.png", "question": "press OK", "answer": None}) + "\n")
+    task = GuiGrounding(label_free=True)
+    [row] = task.load(str(path))
+    assert row.answer is None
+    final = group_scores(task, [f"<answer>{p}</answer>" for p in ("[100, 100]", "[110, 100]", "[960, 540]")] + ["none"], row)
+    same = group_scores(task, [f"<answer>{p}</answer>" for p in ("[100, 100]", "[110, 100]", "[960, 540]")] + ["none"], sample())
+    assert [s.value for s in final] == [s.value for s in same] and final[0].value > final[2].value > 0
+    assert all(set(s.metrics.values()) == {0.0} and s.detail["gold_boxes"] == [] for s in final)
+    assert not any(str(s.reason).startswith("reward_error") for s in final)
+    assert task.benchmark([(row, final[0])], tmp_path) == {}
+    for spell in (task.gold, task.wrong):
+        with pytest.raises(DataError, match="found null; check label-free data on rows with a box"):
+            spell(row, context())
+    with pytest.raises(DataError, match="rows without a truth need label_free: true"):
+        GuiGrounding().load(str(path))
+    gaussian = GuiGrounding(label_free=True, mode="gaussian", reply="box", answer_format="bare")
+    assert gaussian.score(row, "[1, 2, 30, 40]", context()).parsed
+
+
+def test_a_box_that_was_asked_for_has_four_numbers() -> None:
+    asked = GuiGrounding(reply="box")
+    assert score("[900, 500, 1020, 580]", asked).parts["format"] == 1 and score("[960, 540]", asked).parts["format"] == 0
+    assert score("[960, 540]").parts["format"] == 1 and score("[900, 500, 1020, 580]").parts["format"] == 1
 
 
 def test_samples_without_a_size_can_vote() -> None:

@@ -17,7 +17,7 @@ from tasks.numeric import Numeric
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 MODES = [{"mode": "exact"}, {"mode": "mra"}, {"mode": "mra", "accuracy": {"strict": True}}, {"mode": "regression"},
-         {"mode": "rounded"}, {"mode": "tolerance", "accuracy": {"abs": 500.0}}, {"preset": "easy_video_r1"},
+         {"mode": "rounded"}, {"mode": "tolerance", "accuracy": {"abs": 500.0}}, {"preset": "easyvideo_r1"},
          {"preset": "vsi_bench"}, {"preset": "mathvista_rule"}]
 
 
@@ -27,6 +27,19 @@ def _sample(answer: Any = 42, **params: Any) -> Sample:
 
 def _score(task: Numeric, sample: Sample, answer: str) -> Any:
     return task.score(sample, f"<answer>{answer}</answer>", CTX)
+
+
+def test_a_whole_number_is_asked_for_as_digits() -> None:
+    for text in ("10/2", "5/1", " 10 / 2 ", "**10/2**"):
+        for params in MODES[:2]:
+            score = _score(Numeric(**params), _sample(5), text)
+            assert (score.value, score.reason) == (0, "not_evaluated")
+    assert _score(Numeric(), _sample("5.0"), "10/2").reason == "not_evaluated"
+    assert _score(Numeric(), _sample(2.5), "5/2").value == 1 and _score(Numeric(), _sample("6/2"), "3/1").value == 1
+    assert _score(Numeric(), _sample(60, unit="km/h"), "60 km/h").value == 1, "a unit is no division"
+    assert _score(Numeric(evaluated=False), _sample(5), "10/2").value == 1
+    with pytest.raises(ConfigError, match="evaluated true or false"):
+        Numeric(evaluated=1)
 
 
 @settings(max_examples=200, deadline=None)

@@ -193,3 +193,14 @@ def test_hostile_answers_take_a_few_milliseconds(text: str) -> None:
         score = OCR().score(_sample("OPEN CAFE 24 " * 30), _said(text), CTX)
         times.append(time.thread_time() - start)
     assert score.value <= 0.1 and min(times) < 0.03
+
+
+def test_runs_of_combining_marks_take_a_few_milliseconds() -> None:
+    times = []
+    for turn in range(3):
+        said = _said(f"{turn}a" + "\u0301\u0323" * 4_090)
+        start = time.process_time()
+        score = OCR().score(_sample("OPEN CAFE 24"), said, CTX)
+        times.append(time.process_time() - start)
+        assert score.parts["accuracy"] == 0
+    assert min(times) < 0.03

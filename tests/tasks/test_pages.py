@@ -23,6 +23,7 @@ from tasks.pages import LOOKS, _pick, _render, _targets, browser_page, find_chro
 from tasks.scenes import COLORS
 
 render = pytest.mark.render("chromium")
+pytestmark = pytest.mark.slow  # a browser starts
 
 
 def rows_of(folder: Path) -> dict[str, list[dict[str, Any]]]:

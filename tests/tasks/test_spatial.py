@@ -65,6 +65,44 @@ def test_anything_but_one_relation_fails(text: str, reason: str) -> None:
     assert (score.value, score.parsed, score.reason, score.metrics) == (0, False, reason, {"correct": 0})
 
 
+OVER = ["over", "on top of", "above"]
+
+
+def test_listed_relations_are_told_apart_as_they_are_written(tmp_path: Path) -> None:
+    task = Spatial()
+    path = _write(tmp_path, [{"id": w, "answer": w.upper(), "params": {"relations": OVER}} for w in OVER])
+    for sample in task.load(path):
+        assert sample.answer == sample.id
+        right = [w for w in OVER if task.score(sample, f"<answer>{w}</answer>", CTX).value == 1]
+        assert right == [sample.answer]
+        assert task.score(sample, task.gold(sample, CTX), CTX).value == 1
+        wrong = task.score(sample, task.wrong(sample, CTX), CTX)
+        assert wrong.parsed and wrong.parts["accuracy"] == 0
+        assert task.score(sample, "<answer>higher than</answer>", CTX).reason == "ambiguous_relation"
+        assert task.score(sample, "<answer>below</answer>", CTX).parsed, "a wrong relation, though not listed"
+
+
+def test_another_spelling_stands_for_the_only_listed_relation_it_can_mean(tmp_path: Path) -> None:
+    listed = {"relations": ["To the left of", "to the right of"]}
+    [sample] = Spatial().load(_write(tmp_path, [{"id": "a", "answer": "left", "params": listed}]))
+    assert sample.answer == "to the left of"
+    assert Spatial().score(sample, "<answer>left</answer>", CTX).value == 1
+    assert Spatial().score(sample, "<answer>right of</answer>", CTX).parts["accuracy"] == 0
+    wrong = Spatial().score(sample, Spatial().wrong(sample, CTX), CTX)
+    assert wrong.parsed and wrong.parts["accuracy"] == 0
+    mirrored = mirror_sample(sample)
+    assert mirrored.answer == "to the right of" and Spatial().score(mirrored, "<answer>right</answer>", CTX).value == 1
+
+
+@pytest.mark.parametrize(("answer", "relations", "words"), [
+    ("between", ["left", "right"], "one of params.relations: left, right"), ("higher than", OVER, "ambiguous_relation"),
+    ("left", "left, right", "a list of at least two"), ("left", ["left"], "a list of at least two"),
+    ("left", ["left", 3], "a list of at least two")])
+def test_truths_outside_the_list_are_refused(tmp_path: Path, answer: str, relations: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        Spatial().load(_write(tmp_path, [{"id": "a", "answer": answer, "params": {"relations": relations}}]))
+
+
 def test_kinds_keep_their_own_rules() -> None:
     assert Spatial().score(_sample(True), "<answer>yes or no</answer>", CTX).reason == "both_answers"
     assert Spatial().score(_sample("A", options=["x", "y"]), "<answer>A or B</answer>", CTX).reason == "several_letters"
