@@ -74,6 +74,12 @@ def mixed() -> str:
     for source, r in found["held_out"]["sampled"].items():
         lines.append(f"| {source} ({r['metric']}) | {r['before']:.2f} | {r['after']:.2f} | {r['gain']:+.2f} "
                      f"[{r['low']:+.2f}, {r['high']:+.2f}] |")
+    means = {(mode, when): statistics.mean(r[when] for r in rows.values())
+             for mode, rows in found["held_out"].items() for when in ("before", "after")}
+    lines.append(f"| mean of tasks | {means['sampled', 'before']:.2f} | {means['sampled', 'after']:.2f} | |")
+    fell = [f"{source} ({mode})" for mode, rows in found["held_out"].items() for source, r in rows.items() if r["fell"]]
+    lines.append(f"\nGreedy, the mean of tasks went from {means['greedy', 'before']:.2f} to {means['greedy', 'after']:.2f}. Fell "
+                 f"significantly, in either mode: {', '.join(fell) or 'none'}.")
     samples = {r["samples"] for r in found["held_out"]["sampled"].values()}
     lines.append(f"\n{found['steps']} steps of {found['prompts_per_step']} prompts x {found['group_size']} completions in "
                  f"{found['seconds'] / 60:.1f} minutes on one thread of {found['machine']['cpu']}, seed {found['seed']}; "

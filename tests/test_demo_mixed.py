@@ -33,7 +33,8 @@ def test_the_mixed_demo_runs_and_reports_every_task(tmp_path: Path) -> None:
     table = before_and_after(run)
     assert set(table) == {"sampled", "greedy"} and all(set(rows) == set(KINDS) for rows in table.values())
     assert all(0 <= r["before"] <= 1 and r["low"] <= r["gain"] <= r["high"] for rows in table.values() for r in rows.values())
-    row = read_jsonl(run / "metrics.jsonl")[0]
-    assert {f"train/{task}/reward/mean" for task in KINDS} <= set(row), "eight prompts, balanced: each task has one"
+    keys = {key for row in read_jsonl(run / "metrics.jsonl") for key in row}
+    seen = [task for task in KINDS if f"train/{task}/reward/mean" in keys]
+    assert len(seen) >= 5, "sixteen draws, every task with the same chance"
     report = (run / "report.html").read_text(encoding="utf-8")
     assert all(task in report for task in KINDS) and report.count("<article") >= len(KINDS)
