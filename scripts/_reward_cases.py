@@ -23,7 +23,6 @@ MODES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "grounding": tuple({"mode": m} for m in ("iou", "giou", "static", "dynamic", "average", "smooth")),
     "detection": ({"accuracy": {"threshold": "dynamic"}}, {"mode": "vlm_r1_map"}, {"mode": "od_length"}, {"mode": "weighted_sum"}),
     "counting": ({"mode": "smooth"}, {"mode": "relative"}),
-    "scene_graph": ({"mode": "r1_sgg_hard"}, {"mode": "r1_sgg_soft"}),
     # not ocr's ned, cer and anls: where missing characters are as dear as wrong ones, a guessed character never costs and may
     # match, so junk can pay a little; the default, indel, is there for that reason
     "ocr": ({"mode": "exact"}, {"mode": "token_f1"}, {"mode": "wer"}),

@@ -32,11 +32,11 @@ from hypothesis import strategies as st
 from mmrl.scoring import is_reward_failure
 from mmrl.task import Task, Template
 from mmrl.types import RewardContext, Sample, Score
-from scripts._bench import write_results
+from scripts._bench import RESULTS, write_results
 from scripts._mutations import GARBAGE, JUNK, answer_of, flooded, mutate, with_answer
 from scripts._reward_cases import RewardCase, all_cases, contexts, example_samples
 
-LIMIT_MS = 5.0
+LIMIT_MS = 8.0
 POOLED = ("math",)  # may wait for the verifier pool
 PAYS_BY_ITS_RULE = {"detection:v_triune": ("doubled", "one repeated", "flood")}
 """Variants a paper's published rule pays for: its 0.6 ** |N_p - N_g| rewards filling up the number. The default does not."""
@@ -112,8 +112,8 @@ class Fuzzer:
         if score.parsed:
             variants["two answers"] = text + rng.choice((gold, wrong, text))
             variants["junk inside the answer"] = with_answer(text, inside + rng.choice(JUNK))
-            for name, flood in zip(("doubled", "one repeated", "flood"), flooded(inside, rng, rng.choice((1, 5, 60))),
-                                   strict=False):
+            floods = flooded(inside, rng, rng.choice((1, 5, 60))) if answer_of(gold).startswith("[") else []  # a list is asked
+            for name, flood in zip(("doubled", "one repeated", "flood"), floods, strict=False):
                 if name in PAYS_BY_ITS_RULE.get(self.case.name, ()):
                     continue
                 if name != "flood" or score.value >= 0.9 * self.task.value_range[1]:  # near copies may mend a bad answer
@@ -192,7 +192,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=200_000, help="texts per reward")
     parser.add_argument("--pooled-inputs", type=int, default=None, help="the same for rewards that use the verifier pool")
-    parser.add_argument("--only", default="", help="names of rewards that start with this")
+    parser.add_argument("--only", default="", help="names of rewards that start with this; --record then renews "
+                        "their rows only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="write assets/results/fuzz_rewards.json")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -215,7 +216,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             for shown in found.shown[:3]:
                 print(f"    {shown['kind']}: {shown['why']}\n      {shown['text'][:300]!r}")
     if options.record:
-        print(write_results("fuzz_rewards", {"limit_ms": LIMIT_MS, "seed": options.seed, "rewards": rows}, "hypothesis"))
+        path = RESULTS / "fuzz_rewards.json"
+        known = json.loads(path.read_text(encoding="utf-8"))["rewards"] if options.only and path.exists() else {}
+        names = {case.name: None for case in all_cases()}
+        merged = {name: row for name in names if (row := rows.get(name, known.get(name))) is not None}
+        print(write_results("fuzz_rewards", {"limit_ms": LIMIT_MS, "seed": options.seed, "rewards": merged}, "hypothesis"))
     return int(any(row["violations"] for row in rows.values()))
 
 

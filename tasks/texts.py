@@ -1,6 +1,7 @@
 """What tasks with a text for an answer share (ocr, open_text, chart): accepted texts, checks, and the base class TextTask."""
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,6 +14,8 @@ from tasks.base import AnswerError, AnswerTask
 
 __all__ = ["TextTask", "accepted_texts", "check_texts", "foreign_text", "read_text", "text_part"]
 
+# runs of combining marks no script needs; normalising thousands of them would cost milliseconds
+_PILED_UP = re.compile("[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff]{65}")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _FOREIGN = "zqxjkvw08 \u03a9\u0416\u05d0\u0e01\u30c4\u9f98\u9ea4\u9750\u9f49"
 
@@ -45,11 +48,13 @@ def check_texts(value: Any, name: str, max_chars: int) -> str | list[str]:
 
 def read_text(answer: str, truths: Sequence[str], max_chars: int) -> str:
     """The answer as text. Raises AnswerError: empty, answer_too_long, not_text (numbers in brackets, a box for instance,
-    where no accepted text is one)."""
+    where no accepted text is one; more than 64 accents on one letter)."""
     if not answer:
         raise AnswerError("empty")
     if len(answer) > max_chars:
         raise AnswerError("answer_too_long")
+    if not answer.isascii() and _PILED_UP.search(answer):
+        raise AnswerError("not_text")
     if is_coordinates(answer) and not any(is_coordinates(truth) for truth in truths):
         raise AnswerError("not_text")
     return answer

@@ -204,3 +204,10 @@ def test_runs_of_combining_marks_take_a_few_milliseconds() -> None:
         times.append(time.process_time() - start)
         assert score.parts["accuracy"] == 0
     assert min(times) < 0.03
+
+
+def test_accents_piled_up_are_no_text_and_ordinary_ones_are() -> None:
+    sample = _sample("cafe\u0301 \u0e01\u0e34\u0e48")
+    assert OCR().score(sample, "<answer>cafe\u0301 \u0e01\u0e34\u0e48</answer>", CTX).value == pytest.approx(1)
+    piled = OCR().score(sample, "<answer>cafe" + "\u0301\u0323" * 40 + "</answer>", CTX)
+    assert (piled.value, piled.reason) == (0, "not_text")
