@@ -108,7 +108,8 @@ def rewards() -> str:
     lines = ["| reward, from text to score | completions per second and core |", "|---|---|"]
     for name, r in found["rewards"].items():
         if ":" not in name:
-            lines.append(f"| {name} | {r['per_second']['median']:,.0f} |")
+            label = "math (the verifier's answers are remembered)" if name == "math" else name
+            lines.append(f"| {label} | {r['per_second']['median']:,.0f} |")
     share = found["demo"]["share"]
     lines.append(f"\nIn a step of the demo ({found['demo']['completions_per_step']} completions, "
                  f"{found['demo']['step_s']['median']:.2f} s) rewards take {share['median']:.1%} of the time (largest "
