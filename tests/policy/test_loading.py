@@ -35,6 +35,8 @@ from tests.engine_kit import (
     weights_of,
 )
 
+pytestmark = pytest.mark.slow  # real models of three architectures are saved and loaded
+
 TASK = Album()
 
 

@@ -17,6 +17,8 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from tests.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, sample_with, tiny_folder, weights_of
 
+pytestmark = pytest.mark.slow  # models of three architectures in several precisions
+
 TASK = Album()
 ANY_DEVICE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Largest and mean difference of a log-prob between rollout and update under bf16 autocast, in nats, with the kit's models

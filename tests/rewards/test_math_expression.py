@@ -214,6 +214,7 @@ def test_hostile_expressions_end_at_the_deadline_and_the_next_answer_is_right() 
     assert shared_pool(deadline).stats.timeouts == before.timeouts + 2, "once more, of a fresh process"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["9**9**9", "9^{9^{9}}", "999999999!", r"\sum_{k=1}^{10^{12}} \frac{1}{k}", "((9^9)^9)^9",
                                   r"10^{10^{10}} + 1", r"\frac{9^{9^9}}{9^{9^9} - 1}"])
 def test_huge_numbers_are_never_a_hang(text: str) -> None:
