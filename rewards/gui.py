@@ -20,12 +20,12 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.parsing import MAX_ANSWER_CHARS, MAX_COORDINATE, Box, parse_boxes, strip_fence
+from rewards.parsing import MAX_ANSWER_CHARS, MAX_COORDINATE, Box, parse_boxes, strict_json, strip_fence
 
 __all__ = [
     "MODES", "Point", "PointParse", "PointReward", "bhattacharyya", "centre", "in_box", "make_point_reward", "parse_point",
@@ -58,17 +58,6 @@ class PointParse:
 
 def _no(reason: str) -> PointParse:
     return PointParse(None, reason=reason)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"not a number: {name}")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("duplicate keys")
-    return table
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -105,9 +94,9 @@ def read_literal(text: str) -> Any:
     """
     text = strip_fence(text)
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        return strict_json(text)
     except json.JSONDecodeError:
-        return json.loads(_python_to_json(text), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        return strict_json(_python_to_json(text))
 
 
 def centre(box: Sequence[float]) -> Point:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 __all__ = [
     "ANSWER_FORMATS", "Box", "BoxParse", "Extraction", "MAX_ANSWER_CHARS", "MAX_COORDINATE", "MAX_TEXT_CHARS",
-    "extract_answer", "load_json", "parse_boxes", "strip_end_tokens", "strip_fence",
+    "extract_answer", "load_json", "parse_boxes", "strict_json", "strip_end_tokens", "strip_fence",
 ]
 
 Box = tuple[float, float, float, float]
@@ -132,6 +132,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
+def strict_json(text: str) -> Any:
+    """The JSON value; raises ValueError or RecursionError, also for NaN, Infinity and a key given twice."""
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+
+
 def strip_fence(text: str) -> str:
     """`text` stripped, without the ``` or ```json fence around it, if there is one."""
     text = text.strip()
@@ -146,12 +151,12 @@ def load_json(text: str) -> Any:
     An object that gives one key twice is refused: whichever counted, the other would be a second answer.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        return strict_json(text)
     except ValueError:
         if '"' in text and "'" in text:
             raise
         plain = text.replace("'", '"').replace("(", "[").replace(")", "]")
-        return json.loads(plain, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        return strict_json(plain)
 
 
 def _numbers(value: Any) -> bool:
