@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 __all__ = ["draw_text", "example_scenes", "write_rows"]
 
 
-def write_rows(folder: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as data.jsonl in `folder`; returns its path."""
+def write_rows(folder: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as data.jsonl in `folder`; returns its path. The file appears when it is complete: its existence says so."""
     path = Path(folder) / "data.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    partial = path.with_name("data.jsonl.partial")
+    partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    os.replace(partial, path)
     return str(path)
 
 

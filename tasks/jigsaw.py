@@ -27,6 +27,7 @@ from mmrl.types import RewardContext, Sample
 from rewards.parsing import MAX_ANSWER_CHARS
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction
+from tasks.examples import write_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -183,7 +184,7 @@ def make_jigsaws(out_dir: str | os.PathLike[str], pictures: Sequence[str | os.Pa
         raise DataError(f"expected pictures ({', '.join(_ENDINGS)}), found none; check --images")
     folder = Path(out_dir)
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    lines = []
+    entries = []
     for index, path in enumerate(pictures):
         rng = random.Random(f"jigsaw {seed} {rows}x{columns} {index}")
         order = list(range(1, count + 1))
@@ -191,12 +192,9 @@ def make_jigsaws(out_dir: str | os.PathLike[str], pictures: Sequence[str | os.Pa
             rng.shuffle(order)
         key = f"jigsaw-{seed}-{rows}x{columns}-{index:06d}"
         cut_and_shuffle(open_image(os.fspath(path)), grid, order).save(folder / "images" / f"{key}.png")
-        lines.append(json.dumps({"id": key, "image": f"images/{key}.png", "question": "Solve the jigsaw.", "answer": order,
-                                 "source": f"jigsaw-{rows}x{columns}", "params": {"grid": [rows, columns]}}))
-    partial = folder / "data.jsonl.partial"
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(partial, folder / "data.jsonl")
-    return str(folder / "data.jsonl")
+        entries.append({"id": key, "image": f"images/{key}.png", "question": "Solve the jigsaw.", "answer": order,
+                        "source": f"jigsaw-{rows}x{columns}", "params": {"grid": [rows, columns]}})
+    return write_rows(folder, entries)
 
 
 def _grid(text: str) -> tuple[int, int]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import random
 import re
@@ -28,6 +27,7 @@ from mmrl.types import RewardContext, Sample
 from rewards.parsing import MAX_ANSWER_CHARS
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction
+from tasks.examples import write_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -296,7 +296,7 @@ def make_mazes(out_dir: str | os.PathLike[str], count: int, size: int = 4, seed:
                           f"size={size}, loops={loops} and cell={cell}")
     folder = Path(out_dir)
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    lines = []
+    entries = []
     for index in range(count):
         board = make_board(random.Random(f"maze {seed} {size} {loops} {index}"), size, loops)
         key = f"maze-{seed}-{size}-{index:06d}"
@@ -304,13 +304,10 @@ def make_mazes(out_dir: str | os.PathLike[str], count: int, size: int = 4, seed:
         rows = [list(row) for row in board.rows]
         for mark, (r, c) in (("S", board.start), ("G", board.goal)):
             rows[r][c] = mark
-        lines.append(json.dumps({"id": key, "image": f"images/{key}.png", "question": "Find the way through the maze.",
-                                 "answer": board.shortest(), "source": f"maze-{size}",
-                                 "params": {"maze": ["".join(row) for row in rows]}}))
-    partial = folder / "data.jsonl.partial"
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(partial, folder / "data.jsonl")
-    return str(folder / "data.jsonl")
+        entries.append({"id": key, "image": f"images/{key}.png", "question": "Find the way through the maze.",
+                        "answer": board.shortest(), "source": f"maze-{size}",
+                        "params": {"maze": ["".join(row) for row in rows]}})
+    return write_rows(folder, entries)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,6 @@ prefix, i) only.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
+from tasks.examples import write_rows
 from tasks.scenes import BACKGROUNDS, COLORS, SHAPES, draw_objects
 
 if TYPE_CHECKING:
@@ -149,17 +149,14 @@ def make_playground(out_dir: str | os.PathLike[str], task: str, count: int, seed
     prefix = f"{task}-{seed}-" if id_prefix is None else id_prefix
     folder = Path(out_dir)
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    lines = []
+    entries = []
     for index in range(count):
         rng = np.random.default_rng([abs(seed), zlib.crc32(f"{task}/{prefix}".encode()), index])
         pixels, row = KINDS[task](rng, size, background)
         name = f"images/{prefix}{index:06d}.png"
         Image.fromarray(pixels).save(folder / name, compress_level=1, compress_type=3)
-        lines.append(json.dumps({"id": f"{prefix}{index:06d}", "task": task, "image": name, "source": task, **row}))
-    partial = folder / "data.jsonl.partial"
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(partial, folder / "data.jsonl")
-    return str(folder / "data.jsonl")
+        entries.append({"id": f"{prefix}{index:06d}", "task": task, "image": name, "source": task, **row})
+    return write_rows(folder, entries)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,7 +11,6 @@ Difficulty 0: one object. 1: two objects that differ. 2: three or four objects a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
+from tasks.examples import write_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -248,7 +248,7 @@ def make_scenes(out_dir: str | os.PathLike[str], count: int, seed: int, size: in
         raise ConfigError(f"expected an id_prefix usable in file names, found {prefix!r}; for example 'train-'")
     folder = Path(out_dir)
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    lines: list[str] = []
+    entries: list[dict[str, Any]] = []
     for index in range(count):
         rng = np.random.default_rng([abs(seed), int(seed < 0), zlib.crc32(prefix.encode()), index])
         level = levels[int(rng.choice(len(levels), p=shares))]
@@ -261,11 +261,8 @@ def make_scenes(out_dir: str | os.PathLike[str], count: int, seed: int, size: in
             "answer": list(scene.objects[scene.target].box), "frame": "abs_orig", "source": f"scenes-{level}",
             "params": {"width": size, "height": size, "difficulty": level, "objects": objects},
         }
-        lines.append(json.dumps(row))
-    partial = folder / "data.jsonl.partial"
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(partial, folder / "data.jsonl")
-    return str(folder / "data.jsonl")
+        entries.append(row)
+    return write_rows(folder, entries)
 
 
 def _parse_mix(text: str) -> dict[int, float]:
