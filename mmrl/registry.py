@@ -32,6 +32,8 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
     "classification": "tasks.classification:Classification", "jigsaw": "tasks.jigsaw:Jigsaw", "maze": "tasks.maze:Maze",
     "spatial": "tasks.spatial:Spatial", "scene_graph": "tasks.scene_graph:SceneGraph",
     "gui_grounding": "tasks.gui_grounding:GuiGrounding", "gui_action": "tasks.gui_action:GuiAction",
+    "temporal_grounding": "tasks.temporal_grounding:TemporalGrounding", "grounded_qa": "tasks.grounded_qa:GroundedQA",
+    "st_grounding": "tasks.st_grounding:SpatioTemporalGrounding", "tracking": "tasks.tracking:Tracking",
     "mixed": "tasks.mixed:Mixed",
 }
 

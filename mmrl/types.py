@@ -14,7 +14,7 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 
-__all__ = ["Completion", "Group", "ImageSize", "RewardContext", "Sample", "Score", "StopReason", "Trajectory"]
+__all__ = ["Completion", "Group", "ImageSize", "RewardContext", "Sample", "Score", "StopReason", "Trajectory", "VideoSize"]
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -33,7 +33,8 @@ def _freeze(obj: Any, name: str) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """One question. Media are references (paths); tensors live in the policy's encoder or the cache.
+    """One question. Media are references (paths; a video may also be a folder of frames); tensors live in the policy's
+    encoder or the cache. Times are seconds from the beginning of the shown part of a video.
 
     `answer` is the task's own ground truth (grounding: one [x1, y1, x2, y2] box in pixels of the original image).
     `params` are per-sample settings of the task or its rewards (thresholds, weights, image width and height).
@@ -61,8 +62,19 @@ class ImageSize:
 
 
 @dataclass(frozen=True)
+class VideoSize:
+    """A clip on disk and as the vision tower saw it: pixels of a frame (width, height) before and after resizing, seconds of
+    the shown part, and when each shown frame is, in seconds from the beginning of the shown part."""
+
+    orig_wh: tuple[int, int]
+    resized_wh: tuple[int, int]
+    duration_s: float
+    timestamps_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class RewardContext:
-    """What a reward may know beside text and truth: progress, coordinate frame, picture sizes, how the text ended.
+    """What a reward may know beside text and truth: progress, coordinate frame, sizes of media, how the text ended.
 
     `step` of `total_steps` drives schedules such as Dynamic IoU; evaluation passes step == total_steps.
     """
@@ -74,6 +86,7 @@ class RewardContext:
     stop: StopReason = StopReason.EOS
     num_tokens: int = 0
     max_tokens: int = 0
+    videos: tuple[VideoSize, ...] = ()
 
     @property
     def progress(self) -> float:

@@ -202,7 +202,8 @@ class AnswerTask(Task):
         """What people and submission files want to see: gold and, unless `value` is None, prediction.
 
         Keys the report draws: pred_boxes, gold_boxes, pred_labels, gold_labels, pred_points, gold_points (all in pixels
-        of the original picture), pred_text, gold_text.
+        of the original picture), pred_spans, gold_spans ([[start, end], ...] in seconds), pred_tracks, gold_tracks ({seconds
+        as text: box}), pred_text, gold_text.
         """
         shown = {} if value is None else {"pred_text": str(value)}
         return {**shown, "gold_text": str(sample.answer)}
@@ -233,8 +234,8 @@ class AnswerTask(Task):
         return self.check_answer(value, frame, sizes, params)
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
-        """[system, if the template has one], then the user's turn: pictures first, then the text."""
-        content: list[dict[str, Any]] = [{"type": "image"} for _ in sample.images]
+        """[system, if the template has one], then the user's turn: videos, pictures, then the text."""
+        content: list[dict[str, Any]] = [{"type": "video"} for _ in sample.videos] + [{"type": "image"} for _ in sample.images]
         text = self.fill_prompt(self.prompt, sample, template)
         user = {"role": "user", "content": [*content, {"type": "text", "text": text}]}
         system = {"role": "system", "content": [{"type": "text", "text": template.system}]}

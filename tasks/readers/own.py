@@ -3,8 +3,9 @@
     {"id": "7", "image": "images/7.png", "question": "red circle", "answer": [10, 12, 60, 61], "frame": "abs_orig"}
 
 What an answer is belongs to the task (see its check_answer). `images` (a list) may stand for `image`; `task` names the
-row's task where one file mixes several; `frame` (abs_orig, rel1000 or rel1; default abs_orig), `source` and `params`
-are optional; a missing id becomes '<file name>-<line>'. Paths are relative to the file, or to `image_root`.
+row's task where one file mixes several; `video` or `videos` name clips (files, or folders of frames); `frame` (abs_orig,
+rel1000 or rel1; default abs_orig), `source` and `params` are optional; a missing id becomes '<file name>-<line>'. Paths are
+relative to the file, or to `image_root`.
 
     python -c "from tasks.readers.own import read_own; print(len(read_own('data.jsonl')))"
 """
@@ -30,10 +31,11 @@ from tasks.readers.common import (
     resolve_image,
     text_of,
 )
+from tasks.readers.videos import clip_facts, resolve_video
 
 __all__ = ["json_lines", "read_own", "sample_from_row"]
 
-_KEYS = ("id", "task", "image", "images", "question", "answer", "frame", "source", "params")
+_KEYS = ("id", "task", "image", "images", "video", "videos", "question", "answer", "frame", "source", "params")
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -80,12 +82,8 @@ def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: 
         if key not in _KEYS:
             raise RowError(f"the keys {', '.join(_KEYS)}", f"{key!r}", "move extra fields into 'params'."
                            + did_you_mean(key, _KEYS))
-    if "image" in row and "images" in row:
-        raise RowError("either 'image' or 'images'", "both", "keep exactly one")
-    names = [row["image"]] if "image" in row else row.get("images", [])
-    if not isinstance(names, list):
-        raise RowError("'images' as a list of paths", repr(names)[:80], "write [\"a.png\", ...]")
-    images = tuple(resolve_image(name, root) for name in names)
+    images = tuple(resolve_image(name, root) for name in _paths(row, "image"))
+    videos = tuple(resolve_video(name, root) for name in _paths(row, "video"))
     params = row.get("params", {})
     if not isinstance(params, dict):
         raise RowError("'params' as an object", repr(params)[:80], "write {...} or leave it out")
@@ -105,10 +103,23 @@ def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: 
             raise RowError(f"params.width and params.height as the picture has them, {width} x {height}",
                            f"{params.get('width')} x {params.get('height')}", "is it the right picture? else remove them")
         params = {**params, "width": width, "height": height}
+    elif videos:
+        params = clip_facts(videos[0], params)
+        sizes = [(params["width"], params["height"])] * len(videos)
     return Sample(
         id=str(row.get("id", f"{stem}-{number}")), task=task, source=str(row.get("source", stem)),
         question=text_of(row.get("question"), "question"), answer=check(task, row["answer"], frame, sizes, params),
-        images=images, params=params)
+        images=images, videos=videos, params=params)
+
+
+def _paths(row: dict[str, Any], key: str) -> list[Any]:
+    """The row's media named by `key` or its plural."""
+    if key in row and f"{key}s" in row:
+        raise RowError(f"either '{key}' or '{key}s'", "both", "keep exactly one")
+    names = [row[key]] if key in row else row.get(f"{key}s", [])
+    if not isinstance(names, list):
+        raise RowError(f"'{key}s' as a list of paths", repr(names)[:80], 'write ["FILE", ...]')
+    return names
 
 
 def read_own(path: str | Path, *, image_root: str | None = None, task: str = "grounding", frame: str = "abs_orig",
