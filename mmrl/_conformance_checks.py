@@ -21,7 +21,7 @@ from mmrl.policy.encode import Encoder
 from mmrl.registry import task_from_spec
 from mmrl.scoring import ScoreJob, Scorer, is_reward_failure, score_one
 from mmrl.task import Task, Template
-from mmrl.types import ImageSize, RewardContext, Sample, Score
+from mmrl.types import ImageSize, RewardContext, Sample, Score, VideoSize
 
 __all__ = ["CHECKS", "Bench", "Check", "GARBAGE"]
 
@@ -40,6 +40,10 @@ GARBAGE: dict[str, str] = {
 }
 
 
+Sizes = tuple[ImageSize | VideoSize, ...]
+"""Of the pictures and clips of one sample."""
+
+
 @dataclass
 class Bench:
     """What the checks look at; `sizes` (per sample, None when its picture cannot be read) come from the encoder.
@@ -56,7 +60,7 @@ class Bench:
     samples: list[Sample]
     encoder: Encoder
     scorer: Scorer
-    sizes: list[tuple[ImageSize, ...] | None] = field(default_factory=list)
+    sizes: list[Sizes | None] = field(default_factory=list)
     encode_errors: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     scored: list[tuple[str, ScoreJob, Score]] = field(default_factory=list)
@@ -66,15 +70,16 @@ class Bench:
     hangs: int = 0
 
     @property
-    def usable(self) -> list[tuple[Sample, tuple[ImageSize, ...]]]:
-        """Samples whose pictures could be read, with the sizes."""
+    def usable(self) -> list[tuple[Sample, Sizes]]:
+        """Samples whose media could be read, with the sizes."""
         return [(x, s) for x, s in zip(self.samples, self.sizes, strict=True) if s is not None]
 
-    def context(self, sizes: tuple[ImageSize, ...], frame: CoordFrame | None = None,
+    def context(self, sizes: Sizes, frame: CoordFrame | None = None,
                 progress: float = 1.0) -> RewardContext:
         """Context of a complete answer in `frame` (default: the one the model emits) at `progress` of the training."""
-        return RewardContext(round(100 * progress), 100, frame or self.encoder.template.frame, sizes, num_tokens=16,
-                             max_tokens=1024)
+        images, videos = (tuple(s for s in sizes if isinstance(s, kind)) for kind in (ImageSize, VideoSize))
+        return RewardContext(round(100 * progress), 100, frame or self.encoder.template.frame, images, num_tokens=16,
+                             max_tokens=1024, videos=videos)
 
     def score(self, label: str, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """Score in the worker, where a hang does no harm, then here; keep the result.
@@ -162,9 +167,10 @@ def _messages(bench: Bench) -> Iterator[str]:
     for sample, frame in itertools.product(bench.samples, CoordFrame):
         messages = bench.task.messages(sample, Template(base.name, frame, base.system))
         items = [item for m in messages if not isinstance(m["content"], str) for item in m["content"]]
-        found = sum(item["type"] == "image" for item in items)
-        if found != len(sample.images):
-            yield f"sample {sample.id}: {found} image items for {len(sample.images)} pictures"
+        for kind, media in (("image", sample.images), ("video", sample.videos)):
+            found = sum(item["type"] == kind for item in items)
+            if found != len(media):
+                yield f"sample {sample.id}: {found} {kind} items for {len(media)} {'pictures' if kind == 'image' else 'videos'}"
         if not messages or messages[-1]["role"] != "user":
             yield f"sample {sample.id}: the last message is not the user's"
         if messages != bench.task.messages(sample, Template(base.name, frame, base.system)):
@@ -199,7 +205,7 @@ def _only_rounded(score: Score, ctx: RewardContext) -> bool:
     if (found := _geometry(score)) is None:
         return False
     grid = 0.001 if ctx.frame is CoordFrame.REL1 else 1.0
-    for size in ctx.images:
+    for size in (*ctx.images, *ctx.videos):
         extent = ctx.frame.extent(size.resized_wh, size.orig_wh)
         step = [grid * o / e + 1e-6 for o, e in zip(size.orig_wh, extent, strict=True)]
         if all(abs(a - b) <= s for mine, true in zip(*found, strict=True)

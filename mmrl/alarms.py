@@ -1,13 +1,13 @@
 """Alarms: what an attentive person would notice in the curves, noticed at once.
 
-non_finite, entropy_collapse, reward_stuck (parsing works but nothing is ever right: usually a wrong coordinate frame),
-logprob_gap (sampler and trainer disagree), prompts_failed (no prompt of a step could be read), checkpoint_failed.
-Each fires once until it has cleared again.
+non_finite, entropy_collapse, reward_stuck (parsing works but nothing is ever right, in the whole step or in one data source:
+usually a wrong coordinate frame), logprob_gap (sampler and trainer disagree), prompts_failed (no prompt of a step could be
+read), checkpoint_failed. Each fires once until it has cleared again; reward_stuck once per source.
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,9 @@ class AlarmBoard:
     def __init__(self, config: AlarmConfig) -> None:
         self.config = config
         self._zero_steps = 0
+        self._zero_by_source: dict[str, int] = {}
         self._active: set[str] = set()
+        self._stuck: set[str] = set()  # sources whose alarm has been raised
 
     def check(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
         """Alarms newly raised by this step's metrics."""
@@ -50,23 +52,33 @@ class AlarmBoard:
             found["entropy_collapse"] = Alarm(
                 step, "entropy_collapse", f"entropy {entropy:.2g} nats per token is below {self.config.entropy_floor}: the "
                 "policy hardly explores; lower optim.lr, raise clip_high or add a KL term")
-        parse, accuracy = row.get("train/parse_rate"), row.get("train/reward/part/accuracy", row.get("train/reward/mean"))
-        stuck = parse is not None and accuracy is not None and parse > 0.8 and accuracy < 0.01
-        self._zero_steps = self._zero_steps + 1 if stuck else 0
+        stuck = self._count_zero_steps(row)
         if self._zero_steps >= self.config.zero_reward_steps:
-            outside = row.get("train/outside_image")
-            share = f"; {outside:.0%} of predicted box area lies outside the picture" if outside is not None else ""
-            found["reward_stuck"] = Alarm(
-                step, "reward_stuck", f"answers parse ({parse:.0%}) but have scored ~0 for {self._zero_steps} steps{share}: "
-                "check the coordinate frame (model.frame) with `mmrl tasks check`")
+            found["reward_stuck"] = Alarm(step, "reward_stuck", _stuck_message(row, "train", stuck, self._zero_steps))
         asked = row.get("train/groups/asked")
         if asked and row.get("train/groups/failed") == asked:
             found["prompts_failed"] = Alarm(
                 step, "prompts_failed", f"none of the {asked} prompts of this step could be read, nothing was trained: "
                 "failures.jsonl says why; check paths (image_root) and files", "error")
         new = [alarm for name, alarm in found.items() if name not in self._active]
-        self._active = set(found)
+        if not any(alarm.name == "reward_stuck" for alarm in new):  # the whole step's alarm has just named its sources
+            new += [Alarm(step, "reward_stuck", _stuck_message(row, f"train/{s}", [s], self._zero_by_source[s]))
+                    for s in stuck if s not in self._stuck]
+        self._active, self._stuck = set(found), set(stuck)
         return new
+
+    def _count_zero_steps(self, row: Mapping[str, Any]) -> list[str]:
+        """Count this step for the whole run and for each source in it; returns the sources that are stuck.
+
+        A step that holds nothing of a source says nothing about it: its count stays.
+        """
+        self._zero_steps = self._zero_steps + 1 if _scores_nothing(row, "train") else 0
+        for name in row:
+            if name.startswith("train/") and name.endswith("/parse_rate"):
+                source = name[len("train/"):-len("/parse_rate")]
+                zero = _scores_nothing(row, f"train/{source}")
+                self._zero_by_source[source] = self._zero_by_source.get(source, 0) + 1 if zero else 0
+        return [s for s, count in sorted(self._zero_by_source.items()) if count >= self.config.zero_reward_steps]
 
     def must_stop(self, alarms: list[Alarm]) -> Alarm | None:
         """The first alarm that the configuration lets end the run."""
@@ -74,8 +86,27 @@ class AlarmBoard:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values."""
-        return {"zero_steps": self._zero_steps, "active": sorted(self._active)}
+        return {"zero_steps": self._zero_steps, "zero_by_source": dict(self._zero_by_source), "active": sorted(self._active),
+                "stuck": sorted(self._stuck)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
+        """Continue from `state_dict`; checkpoints written before sources were counted start those counts at 0."""
         self._zero_steps, self._active = state["zero_steps"], set(state["active"])
+        self._zero_by_source, self._stuck = dict(state.get("zero_by_source", {})), set(state.get("stuck", ()))
+
+
+def _scores_nothing(row: Mapping[str, Any], where: str) -> bool:
+    """Answers parse but are all wrong, among the metrics below `where` ('train' or 'train/SOURCE')."""
+    parse, accuracy = row.get(f"{where}/parse_rate"), row.get(f"{where}/reward/part/accuracy", row.get(f"{where}/reward/mean"))
+    return parse is not None and accuracy is not None and parse > 0.8 and accuracy < 0.01
+
+
+def _stuck_message(row: Mapping[str, Any], where: str, sources: Sequence[str], steps: int) -> str:
+    """What is stuck, for how long, and where to look."""
+    shown = ", ".join(f"'{s}'" for s in sources[:5]) + (f" and {len(sources) - 5} more" if len(sources) > 5 else "")
+    whose = f" of source{'s' if len(sources) > 1 else ''} {shown}" if sources else ""
+    parse, outside = row.get(f"{where}/parse_rate"), row.get(f"{where}/outside_image")
+    rate = f" ({parse:.0%})" if parse is not None else ""
+    share = f"; {outside:.0%} of predicted box area lies outside the picture" if outside is not None else ""
+    return (f"answers{whose} parse{rate} but have scored ~0 for {steps} steps{share}: check the coordinate frame (model.frame) "
+            "and the answers of the data with `mmrl tasks check`")

@@ -149,7 +149,7 @@ class AlarmConfig(_Section):
 
     logprob_gap: float = Field(0.05, gt=0)  # mean |sampler - trainer| log-prob per token
     entropy_floor: float = Field(0.005, ge=0)  # nats per token
-    zero_reward_steps: int = Field(5, ge=1)  # steps in a row with IoU or accuracy ~0 while parsing works
+    zero_reward_steps: int = Field(5, ge=1)  # steps in a row with accuracy ~0 while parsing works; also counted per source
     stop: list[Literal["non_finite", "logprob_gap", "entropy_collapse", "reward_stuck"]] = ["non_finite"]
 
 

@@ -102,6 +102,30 @@ class SelectionConfig(Section):
         return self
 
 
+class VideoConfig(Section):
+    """How clips are sampled and how large their frames may be (video/sampling.py, video/budget.py); rows may override the
+    sampling in params.video. Budgets left out are those of qwen-vl-utils."""
+
+    kind: Literal["fps", "uniform", "keyframes", "timestamps", "all"] = "fps"
+    fps: float = Field(2.0, gt=0)
+    num_frames: int | None = Field(None, ge=1)  # of kind uniform
+    min_frames: int = Field(4, ge=1)
+    max_frames: int = Field(768, ge=1)
+    min_pixels: int | None = Field(None, ge=1)  # of one frame
+    max_pixels: int | None = Field(None, ge=1)
+    total_pixels: int | None = Field(None, ge=1)  # of all frames of a clip
+    decoder: Literal["auto", "torchcodec", "decord", "pyav", "opencv"] = "auto"
+
+
+class CacheConfig(Section):
+    """The visual tensor cache on disk (video/store.py); in memory it works without a folder, within prompt_cache_gib."""
+
+    dir: str | None = None  # folder, may be shared by runs and machines; null: memory only
+    features: bool = True  # also what a frozen vision tower (model.freeze: [vision, projector]) made of the pixels
+    limit_gib: float | None = Field(None, gt=0)  # least recently used entries beyond it are removed
+    verify: Literal["first", "always", "never"] = "first"  # when checksums are compared: first use in a process ...
+
+
 class DataConfig(Section):
     """Training and held-out data."""
 
@@ -114,7 +138,9 @@ class DataConfig(Section):
     selection: Annotated[SelectionConfig, BeforeValidator(_kind_alone)] = SelectionConfig()  # `selection: variance` for short
     min_pixels: int | None = Field(None, ge=1)  # picture budget handed to the processor
     max_pixels: int | None = Field(None, ge=1)
-    prompt_cache_gib: float = Field(1.0, ge=0)  # encoded prompts kept in memory
+    video: VideoConfig = VideoConfig()
+    cache: CacheConfig = CacheConfig()
+    prompt_cache_gib: float = Field(1.0, ge=0)  # memory for encoded prompts, for pixels and for features, each
 
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:

@@ -25,7 +25,7 @@ from mmrl.media import image_size
 from mmrl.registry import task_from_spec
 from mmrl.scoring import Scorer
 from mmrl.task import Task
-from mmrl.types import ImageSize, Sample
+from mmrl.types import ImageSize, Sample, VideoSize
 
 if TYPE_CHECKING:
     from mmrl.config import DataSource, RunConfig
@@ -88,8 +88,7 @@ def load_encoder(model: str | None, folder: Path, config: RunConfig | None = Non
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
     from mmrl.config import ModelConfig
-    from mmrl.policy.encode import Encoder
-    from mmrl.policy.loading import template_for
+    from mmrl.policy.loading import build_encoder, template_for
 
     asked = model or (config.model.path if config is not None else None)
     name = asked or (str(_DEFAULT_MODEL) if (_DEFAULT_MODEL / "config.json").is_file() else "")
@@ -109,9 +108,7 @@ def load_encoder(model: str | None, folder: Path, config: RunConfig | None = Non
     template = template_for(model_config.model_type, settings)
     with torch.device("meta"):  # rotary positions need the model's class and configuration, not its weights
         shell = AutoModelForImageTextToText.from_config(model_config)
-    encoder = Encoder(processor, shell.model.get_rope_index, template, max_prompt_tokens=settings.max_prompt_tokens,
-                      max_pixels=data.max_pixels if data else None, min_pixels=data.min_pixels if data else None,
-                      cache_bytes=0)
+    encoder = build_encoder(processor, shell.model.get_rope_index, template, data, settings.max_prompt_tokens)
     return encoder, name
 
 
@@ -190,7 +187,7 @@ def _encode(bench: Bench, result: Conformance) -> None:
         try:
             prompt = bench.encoder(sample, bench.task)
             bench.tokens.append(prompt.length)
-            bench.sizes.append(prompt.images)
+            bench.sizes.append((*prompt.images, *prompt.videos))
         except Exception as error:  # the task's messages, a picture, or the processor's template: all are findings
             bench.encode_errors.append(f"sample {getattr(sample, 'id', '?')}: {type(error).__name__}: {error}")
             bench.sizes.append(_sizes_on_disk(sample))
@@ -198,13 +195,16 @@ def _encode(bench: Bench, result: Conformance) -> None:
         result.tokens = {"min": min(bench.tokens), "median": statistics.median(bench.tokens), "max": max(bench.tokens)}
 
 
-def _sizes_on_disk(sample: Sample) -> tuple[ImageSize, ...] | None:
-    """Sizes without the model's resize, so that scoring can be checked although encoding failed."""
+def _sizes_on_disk(sample: Sample) -> tuple[ImageSize | VideoSize, ...] | None:
+    """Sizes without the model's resize, so that scoring can be checked although encoding failed; those of clips as the row
+    tells them."""
     try:
         sizes = [image_size(path) for path in sample.images]
-    except (MediaError, TypeError, AttributeError):
+        facts = sample.params
+        clips = [VideoSize((wh := (facts["width"], facts["height"])), wh, facts["duration"]) for _ in sample.videos]
+    except (MediaError, TypeError, AttributeError, KeyError):
         return None
-    return tuple(ImageSize(size, size) for size in sizes)
+    return (*(ImageSize(size, size) for size in sizes), *clips)
 
 
 def _run(check: Check, bench: Bench) -> Finding:

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
-    "CheckpointError", "ConfigError", "DataError", "MediaError", "MMRLError", "MismatchError", "MissingExtraError",
+    "CacheError", "CheckpointError", "ConfigError", "DataError", "MediaError", "MMRLError", "MismatchError", "MissingExtraError",
     "NonFiniteError", "RegistryError", "RewardError", "did_you_mean",
 ]
 
@@ -55,6 +55,10 @@ class MismatchError(MMRLError, ValueError):
 
 class CheckpointError(MMRLError, OSError):
     """A checkpoint cannot be written or read."""
+
+
+class CacheError(MMRLError, OSError):
+    """The tensor cache cannot be used as asked: disk full, not writable, no cache there, or a build that needs itself."""
 
 
 class NonFiniteError(MMRLError, ArithmeticError):

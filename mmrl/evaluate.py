@@ -3,9 +3,10 @@
     mmrl eval runs/demo/checkpoints/best --task grounding --data eval.jsonl
 
 One evaluation may hold several data sources, and one source several tasks: a metric is averaged over the rows of those
-tasks that measure it, where a failure counts as 0, also the sample whose picture cannot be read. `macro` is the mean over
-sources of each source's headline metric. Intervals: cluster bootstrap over samples at 95 % (k completions of one sample
-are not independent).
+tasks that measure it, where a failure counts as 0, also the sample whose picture cannot be read. Group rewards
+(`Task.in_group`) judge the k sampled completions of a prompt as one group, as in training, and the greedy one by itself.
+`macro` is the mean over sources of each source's headline metric. Intervals: cluster bootstrap over samples at 95 % (k
+completions of one sample are not independent).
 """
 from __future__ import annotations
 
@@ -23,14 +24,16 @@ from typing import Any
 from mmrl.config import RunConfig
 from mmrl.data import LoadedSource
 from mmrl.errors import DataError, MediaError
+from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
-from mmrl.runlog import versions, write_json
+from mmrl.runlog import write_json
 from mmrl.schedule import score_origin
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.stats import Estimate, describe, macro_estimate
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score, StopReason
+from mmrl.versions import versions
 from mmrl.world import World
 
 __all__ = ["EvalSettings", "Evaluation", "evaluate", "protocol_of", "run_benchmarks",
@@ -118,7 +121,7 @@ def evaluate(policy: Policy, engine: RolloutEngine, scorer: Scorer, sources: Seq
 def _evaluate_chunk(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: int, source: LoadedSource,
                     samples: Sequence[tuple[int, Sample]], settings: EvalSettings) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    plan: list[tuple[int, Sample, str, tuple]] = []
+    plan: list[tuple[int, Sample, str, Prompt]] = []
     requests: list[Request] = []
     for order, sample in samples:
         try:
@@ -133,21 +136,27 @@ def _evaluate_chunk(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: 
             continue
         if settings.greedy:
             requests.append(Request(prompt, 1, greedy=True))
-            plan.append((order, sample, "greedy", prompt.images))
+            plan.append((order, sample, "greedy", prompt))
         if settings.samples:
             noise_key = (settings.seed, 5, zlib.crc32(f"{sample.source}/{sample.id}".encode()))
             requests.append(Request(prompt, settings.samples, noise_key))
-            plan.append((order, sample, "sampled", prompt.images))
+            plan.append((order, sample, "sampled", prompt))
     completions = engine.generate(requests, settings.sampling) if requests else []
-    flat = [(order, sample, mode, number, completion, images)
-            for (order, sample, mode, images), group in zip(plan, completions, strict=True)
-            for number, completion in enumerate(group)]
-    jobs = [ScoreJob(key, sample, completion.text, RewardContext(
-                1, 1, policy.template.frame, images, completion.stop, len(completion.token_ids),
-                settings.sampling.max_new_tokens)) for _, sample, _, _, completion, images in flat]
-    for (order, _, mode, number, _, _), job, score in zip(flat, jobs, scorer.score(jobs), strict=True):
-        rows.append(_row(source, job, score, order, mode, number))
+    jobs = [[ScoreJob(key, sample, completion.text, RewardContext(
+                1, 1, policy.template.frame, prompt.images, completion.stop, len(completion.token_ids),
+                settings.sampling.max_new_tokens, prompt.videos)) for completion in group]
+            for (_, sample, _, prompt), group in zip(plan, completions, strict=True)]
+    for (order, _, mode, _), group, scores in zip(plan, jobs, _scores(scorer, jobs), strict=True):
+        rows += [_row(source, job, score, order, mode, number)
+                 for number, (job, score) in enumerate(zip(group, scores, strict=True))]
     return rows
+
+
+def _scores(scorer: Scorer, groups: Sequence[Sequence[ScoreJob]]) -> list[list[Score]]:
+    """Scores of the completions of each request: several samples as a group, a single one (greedy) by itself."""
+    alone = iter(scorer.score([group[0] for group in groups if len(group) == 1]))
+    together = iter(scorer.score_groups([group for group in groups if len(group) != 1]))
+    return [[next(alone)] if len(group) == 1 else next(together) for group in groups]
 
 
 def _row(source: LoadedSource, job: ScoreJob, score: Score, order: int, mode: str, number: int) -> dict[str, Any]:
@@ -155,9 +164,9 @@ def _row(source: LoadedSource, job: ScoreJob, score: Score, order: int, mode: st
     sample, ctx = job.sample, job.ctx
     return {
         "id": sample.id, "source": sample.source, "task": sample.task, "question": sample.question,
-        "images": list(sample.images), "mode": mode, "text": job.text, "stop": ctx.stop.value,
+        "images": list(sample.images), "videos": list(sample.videos), "mode": mode, "text": job.text, "stop": ctx.stop.value,
         "num_tokens": ctx.num_tokens, "max_tokens": ctx.max_tokens, "frame": ctx.frame.value,
-        **score_origin(source.config, ctx.images), "sample": dataclasses.asdict(sample),
+        **score_origin(source.config, ctx.images, ctx.videos), "sample": dataclasses.asdict(sample),
         "score": dataclasses.asdict(score), "headline": source.task.member(sample.task).headline,
         "_order": (job.key, order), "_number": number, "_score": score, "_sample": sample}
 

@@ -4,8 +4,8 @@
 
 Reads rollouts/step_*.jsonl and eval predictions.jsonl of a run. Every line carries its sample, its coordinate frame,
 the picture sizes and its task as configured, so that the same parameters give exactly the logged scores. The lines of a group
-of rollouts are scored together, as in training, and predictions one by one, as in evaluations. Lines that cannot be read
-are kept with their number and reason, never dropped. Rewards run in a worker process, as in training.
+of rollouts are scored together, as in training, and so are the sampled predictions of one prompt, as in evaluations. Lines
+that cannot be read are kept with their number and reason, never dropped. Rewards run in a worker process, as in training.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import DataError
 from mmrl.registry import task_from_spec
 from mmrl.scoring import ScoreJob, Scorer
-from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason
+from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason, VideoSize
 
 __all__ = ["BrokenLine", "Rescored", "RescoredRow", "rescore", "summary_rows", "write_rescored"]
 
@@ -74,14 +74,14 @@ class _Logged:
 
     @property
     def group(self) -> str | None:
-        """What the lines of one group of rollouts share; None for predictions, which are no groups.
+        """What the lines of one group of rollouts, or the samples of one prompt of an evaluation, share; else None.
 
         `key` is the group's own where the log holds it; else the prompt stands for it.
         """
-        if "step" not in self.row:
+        if "step" not in self.row and self.row.get("mode") != "sampled":
             return None
         sample, key = self.sample, self.row.get("key")
-        return json.dumps([self.row["step"], key, sample.source, sample.id, self.spec], default=str)
+        return json.dumps([self.row.get("step"), key, sample.source, sample.id, self.spec], default=str)
 
     @property
     def was_never_rolled_out(self) -> bool:
@@ -99,7 +99,11 @@ def _context(row: Mapping[str, Any]) -> RewardContext:
     step, total = (row["step"], row["total_steps"]) if "step" in row else (1, 1)
     sizes = tuple(ImageSize(tuple(s["orig_wh"]), tuple(s["resized_wh"])) for s in row["image_sizes"])
     return RewardContext(step, total, CoordFrame(row["frame"]), sizes, StopReason(row["stop"]), row["num_tokens"],
-                         row["max_tokens"])
+                         row["max_tokens"], tuple(_video_size(s) for s in row.get("video_sizes", ())))
+
+
+def _video_size(values: Mapping[str, Any]) -> VideoSize:
+    return VideoSize(tuple(values["orig_wh"]), tuple(values["resized_wh"]), values["duration_s"], tuple(values["timestamps_s"]))
 
 
 def _read_line(number: int, raw: bytes) -> _Logged:
@@ -133,9 +137,9 @@ def _read(path: Path) -> tuple[list[_Logged], list[BrokenLine]]:
 
 
 def _scores(scorer: Scorer, groups: Collection[Sequence[tuple[_Logged, ScoreJob]]]) -> dict[int, Score]:
-    """Scores by line: groups of rollouts together, predictions (groups of one) by themselves."""
-    alone = [pair for group in groups for pair in group if pair[0].group is None]
-    together = [group for group in groups if group[0][0].group is not None]
+    """Scores by line: groups together; a greedy prediction, or the only sample of a prompt, by itself."""
+    together = [group for group in groups if "step" in group[0][0].row or len(group) > 1]
+    alone = [group[0] for group in groups if "step" not in group[0][0].row and len(group) == 1]
     new = dict(zip((entry.line for entry, _ in alone), scorer.score([job for _, job in alone]), strict=True))
     scored = scorer.score_groups([[job for _, job in group] for group in together])
     for group, scores in zip(together, scored, strict=True):

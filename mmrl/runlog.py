@@ -13,7 +13,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ from mmrl.config import RunConfig
 from mmrl.errors import ConfigError
 from mmrl.schedule import score_of
 from mmrl.types import Group
+from mmrl.versions import versions
 
-__all__ = ["RunFolder", "rollout_rows", "versions", "write_json"]
+__all__ = ["RunFolder", "rollout_rows", "write_json"]
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -33,18 +33,6 @@ def write_json(path: Path, value: Any) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
     os.replace(partial, path)
-
-
-def versions() -> dict[str, str]:
-    """Versions that can change a number."""
-    names = ("mmrl", "torch", "transformers", "accelerate", "peft", "numpy", "pillow", "tokenizers")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_tokens: int,

@@ -28,12 +28,12 @@ from mmrl.algorithms import (
 from mmrl.config import DataSource, RunConfig
 from mmrl.data import LoadedSource, prompt_stream
 from mmrl.errors import DataError, MediaError
-from mmrl.policy.encode import fingerprint
+from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.scoring import ScoreJob, Scorer, is_reward_failure
 from mmrl.task import Task
-from mmrl.types import Group, ImageSize, RewardContext, Score, StopReason, Trajectory
+from mmrl.types import Group, ImageSize, RewardContext, Score, StopReason, Trajectory, VideoSize
 from mmrl.world import World
 
 __all__ = ["GroupOutcome", "SerialSchedule", "StepTally", "group_outcome", "sampling_settings", "score_of", "score_origin",
@@ -83,10 +83,11 @@ def training_parts(group: Group, config: RunConfig) -> tuple[list[dict[str, floa
     return [parts[i] for i in order], [weights[i] for i in order]
 
 
-def score_origin(source: DataSource, images: Sequence[ImageSize]) -> dict[str, Any]:
-    """What a logged completion needs beside sample and text to be scored again: configured task and picture sizes."""
+def score_origin(source: DataSource, images: Sequence[ImageSize], videos: Sequence[VideoSize] = ()) -> dict[str, Any]:
+    """What a logged completion needs beside sample and text to be scored again: configured task and sizes of media."""
+    sizes = {"video_sizes": [dataclasses.asdict(size) for size in videos]} if videos else {}
     return {"task_spec": source.task, "task_params": dict(source.params),
-            "image_sizes": [dataclasses.asdict(size) for size in images]}
+            "image_sizes": [dataclasses.asdict(size) for size in images], **sizes}
 
 
 def usable(group: Group) -> list[bool]:
@@ -211,29 +212,28 @@ class SerialSchedule:
                 self.tally.failures.append({"step": step, "source": sample.source, "id": sample.id,
                                             "reason": groups[-1].error})
                 continue
-            seen = fingerprint(prompt.ids_P, prompt.positions_3P, prompt.media)
-            ready.append((Group(sample, (), fingerprint=seen, key=ticket.key), task))
+            ready.append((Group(sample, (), fingerprint=prompt.fingerprint, key=ticket.key), task))
             requests.append(Request(prompt, self.config.rollout.group_size, (self.config.seed, 3, *ticket.key)))
         began = time.perf_counter()
         completions = self.engine.generate(requests, sampling_settings(self.config)) if requests else []
         self.tally.rollout_s += time.perf_counter() - began
         began = time.perf_counter()
         jobs = [[ScoreJob(self._task_key[id(task)], group.sample, c.text,
-                          self.context(request.prompt.images, step, c.stop, len(c.token_ids))) for c in cs]
+                          self.context(request.prompt, step, c.stop, len(c.token_ids))) for c in cs]
                 for (group, task), request, cs in zip(ready, requests, completions, strict=True)]
         scored = self.scorer.score_groups(jobs)
         for (group, task), request, cs, scores in zip(ready, requests, completions, scored, strict=True):
             groups.append(replace(group, trajectories=tuple(Trajectory((c,), s) for c, s in zip(cs, scores, strict=True))))
-            self.tally.origins[group.key] = score_origin(self._config_of[id(task)], request.prompt.images)
+            self.tally.origins[group.key] = score_origin(self._config_of[id(task)], request.prompt.images, request.prompt.videos)
             self.tally.prompt_tokens += request.prompt.length
             self.tally.rollout_tokens += sum(len(c.token_ids) for c in cs)
         self.tally.reward_s += time.perf_counter() - began
         return sorted(groups, key=lambda g: g.key)
 
-    def context(self, images: tuple, step: int, stop: StopReason, num_tokens: int) -> RewardContext:
+    def context(self, prompt: Prompt, step: int, stop: StopReason, num_tokens: int) -> RewardContext:
         """What the reward of a completion written at `step` may know."""
-        return RewardContext(step, self.config.train.steps, self.policy.template.frame, images, stop, num_tokens,
-                             self.config.rollout.max_new_tokens)
+        return RewardContext(step, self.config.train.steps, self.policy.template.frame, prompt.images, stop, num_tokens,
+                             self.config.rollout.max_new_tokens, prompt.videos)
 
     def state_dict(self) -> dict[str, Any]:
         """Stream position, carry-over queue and replay memory, as JSON values."""

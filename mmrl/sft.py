@@ -28,7 +28,7 @@ __all__ = ["context_for", "gold_ids", "run_sft"]
 def context_for(policy: Policy, sample: Sample, task: Task, step: int = 1, total_steps: int = 1) -> RewardContext:
     """The reward context of a sample's prompt before anything was generated."""
     prompt = policy.encoder(sample, task)
-    return RewardContext(step, total_steps, policy.template.frame, prompt.images)
+    return RewardContext(step, total_steps, policy.template.frame, prompt.images, videos=prompt.videos)
 
 
 def gold_ids(policy: Policy, sample: Sample, task: Task) -> tuple[int, ...]:

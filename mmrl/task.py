@@ -83,7 +83,8 @@ class Task(abc.ABC):
 
     def score_in_group(self, sample: Sample, scores: Sequence[Score], index: int) -> Score:
         """The final score of completion `index` given those of its whole group (label-free rewards such as region
-        consistency). Asked only when `in_group` is True, in the reward worker. Default: unchanged."""
+        consistency). A group is what one prompt gave in training, or several samples of it in an evaluation. Asked only
+        when `in_group` is True, in the reward worker. Default: unchanged."""
         return scores[index]
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:

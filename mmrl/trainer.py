@@ -204,8 +204,8 @@ class Trainer:
         if self.world.is_main:
             write_evaluation(evaluation, self.folder.path / "eval" / f"step_{step:06d}")
             if step == 0:
-                ids = list(dict.fromkeys(p["id"] for p in evaluation.predictions))[: e.gallery]
-                write_json(self.folder.path / "gallery.json", {"ids": ids})
+                prompts = list(dict.fromkeys((p["source"], p["id"]) for p in evaluation.predictions))[: e.gallery]
+                write_json(self.folder.path / "gallery.json", {"prompts": [{"source": s, "id": i} for s, i in prompts]})
             self.on_event("eval", evaluation)
         selection = evaluation.metric(e.best_metric, e.limit)  # the same samples at every step, also when all were used
         if selection is None:
@@ -239,7 +239,7 @@ class Trainer:
 
 _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
                "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.log_reflection",
-               "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.eval", "model.device")
+               "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.cache", "data.eval", "model.device")
 
 
 def _identity(tree: Any, where: str = "") -> dict[str, Any]:

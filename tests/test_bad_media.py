@@ -75,7 +75,7 @@ def test_odd_pictures_are_seen_in_their_own_shape(arch: str, tmp_path: Path) -> 
             size = opened.size
         (seen,) = prompt.images
         assert seen.orig_wh == size, path
-        assert torch.isfinite(prompt.media["pixel_values"]).all()
+        assert torch.isfinite(p.media(prompt.visuals)["pixel_values"]).all()
         if size[0] != size[1]:
             assert (seen.resized_wh[0] > seen.resized_wh[1]) == (size[0] > size[1]), f"{path}: sides swapped"
 

@@ -204,12 +204,10 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
 
 def _encoder(policy: Policy, config: RunConfig) -> Any:
     """The policy's encoder with the pixel budget and the longest prompt of `config`."""
-    from mmrl.policy.encode import Encoder
+    from mmrl.policy.loading import build_encoder
 
     model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
-    return Encoder(policy.processor, model.model.get_rope_index, policy.template,
-                   max_prompt_tokens=config.model.max_prompt_tokens, max_pixels=config.data.max_pixels,
-                   min_pixels=config.data.min_pixels, cache_bytes=0)
+    return build_encoder(policy.processor, model.model.get_rope_index, policy.template, config.data, config.model.max_prompt_tokens)
 
 
 def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sources: Sequence[LoadedSource], samples: int,
@@ -225,8 +223,9 @@ def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sourc
 
 
 def _write_suites(rows: Sequence[SuiteRow], suites: Mapping[str, Suite], checkpoint: str, folder: Path) -> None:
-    from mmrl.runlog import versions, write_json
+    from mmrl.runlog import write_json
     from mmrl.suites import markdown
+    from mmrl.versions import versions
 
     write_json(folder / "suites.json", {"checkpoint": checkpoint, "suites": [row.as_dict() for row in rows],
                                         "protocols": {row.suite: suites[row.suite].model_dump() for row in rows},

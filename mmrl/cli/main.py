@@ -1,4 +1,4 @@
-"""The `mmrl` command: train, sft, eval, score, report, tasks, config, doctor.
+"""The `mmrl` command: train, sft, eval, score, report, tasks, cache, config, doctor.
 
     mmrl train configs/grounding.yaml train.steps=50 model.path=Qwen/Qwen2.5-VL-3B-Instruct
 
@@ -19,6 +19,8 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_comp
                   help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.")
 tasks_app = typer.Typer(no_args_is_help=True, help="List tasks and check that they keep the contract.")
 app.add_typer(tasks_app, name="tasks")
+cache_app = typer.Typer(no_args_is_help=True, help="Look after a folder of cached visual tensors.")
+app.add_typer(cache_app, name="cache")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
 ConfigFile = Annotated[Path, typer.Argument(help="configuration file (see configs/)")]
@@ -133,6 +135,40 @@ def tasks_check(
     from mmrl.cli.offline import check_command
 
     check_command(name, data, model, [*(param or []), *([f"preset={preset}"] if preset else [])], out, limit, config)
+
+
+CacheFolder = Annotated[Path, typer.Argument(help="folder of the cache")]
+AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
+
+
+@cache_app.command("stats")
+def cache_stats(folder: CacheFolder, as_json: AsJson = False) -> None:
+    """Entries and bytes by kind; hits, misses, builds and repairs of all runs that used it."""
+    from mmrl.cli.cache import stats_command
+
+    stats_command(folder, as_json)
+
+
+@cache_app.command("verify")
+def cache_verify(folder: CacheFolder,
+                 delete: Annotated[bool, typer.Option("--delete", help="remove damaged entries")] = False,
+                 as_json: AsJson = False) -> None:
+    """Compare the checksum of every entry; status 1 when damaged ones are left."""
+    from mmrl.cli.cache import verify_command
+
+    verify_command(folder, delete, as_json)
+
+
+@cache_app.command("prune")
+def cache_prune(
+        folder: CacheFolder,
+        max_gib: Annotated[float | None, typer.Option(help="remove the least recently used beyond this size", min=0)] = None,
+        unused_days: Annotated[float | None, typer.Option(help="remove what was not used for so long", min=0)] = None,
+        as_json: AsJson = False) -> None:
+    """Make room: remove entries by age or size, never one in use; status 1 when more than asked for is left."""
+    from mmrl.cli.cache import prune_command
+
+    prune_command(folder, max_gib, unused_days, as_json)
 
 
 def main() -> None:

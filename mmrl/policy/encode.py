@@ -1,45 +1,47 @@
-"""Turn a Sample into the exact tensors every later pass reads: ids, media, rotary positions and their fingerprint.
+"""Turn a Sample into what every later pass reads: token ids, rotary positions, references to its media, a fingerprint.
 
 A prompt is encoded once. Rollout, old / reference log-probs and the update all receive the same `Prompt`; its
 fingerprint travels with the Group: taken from the encoded prompt handed to rollout, and again from the encoded prompt
-handed to packing. It covers these prompts, not what packing or the model then make of them.
+handed to packing. It covers these prompts, not what packing or the model then make of them. Pixels stay in the visual
+cache (video.visuals), which refuses to give others than a reference was made for.
 
 Legend: P prompt tokens.
 """
 from __future__ import annotations
 
 import hashlib
+import inspect
+import re
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from mmrl.errors import ConfigError, DataError
-from mmrl.media import open_image
 from mmrl.task import Task, Template
-from mmrl.types import ImageSize, Sample
+from mmrl.types import ImageSize, Sample, VideoSize
 
-__all__ = ["Encoder", "Prompt", "fingerprint"]
-
-_ROPE_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+__all__ = ["Encoder", "Prompt", "fingerprint", "picture_options"]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One encoded prompt.
+    """One encoded prompt, on the CPU and picklable.
 
     ids_P, kinds_P (0 text, 1 image, 2 video) are int64; positions_3P are the rotary positions (temporal, height,
-    width); `next_position` continues them after the prompt; `media` holds the processor's other tensors on the CPU.
+    width); `next_position` continues them after the prompt; `visuals` refer to its pictures and clips in order of their
+    tokens.
     """
 
     ids_P: torch.Tensor
     kinds_P: torch.Tensor
     positions_3P: torch.Tensor
     next_position: int
-    media: Mapping[str, torch.Tensor]
-    images: tuple[ImageSize, ...]
+    visuals: tuple[Any, ...] = ()
 
     @property
     def length(self) -> int:
@@ -49,32 +51,66 @@ class Prompt:
     @property
     def nbytes(self) -> int:
         """Bytes held by all tensors."""
-        return sum(t.numel() * t.element_size() for t in (self.ids_P, self.kinds_P, self.positions_3P, *self.media.values()))
+        return sum(t.numel() * t.element_size() for t in (self.ids_P, self.kinds_P, self.positions_3P))
+
+    @property
+    def images(self) -> tuple[ImageSize, ...]:
+        """Sizes of the pictures."""
+        return tuple(v.size for v in self.visuals if v.kind == "image")
+
+    @property
+    def videos(self) -> tuple[VideoSize, ...]:
+        """Sizes and times of the clips."""
+        return tuple(v.size for v in self.visuals if v.kind == "video")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See the function of that name."""
+        return fingerprint(self.ids_P, self.positions_3P, [v.identity for v in self.visuals])
 
 
-def fingerprint(ids_P: torch.Tensor, positions_3P: torch.Tensor, media: Mapping[str, torch.Tensor]) -> str:
-    """BLAKE2b hash (32 hex digits) of token ids, rotary positions and every media tensor, names and shapes included."""
+def fingerprint(ids_P: torch.Tensor, positions_3P: torch.Tensor, media: Sequence[Any]) -> str:
+    """BLAKE2b hash (32 hex digits) of token ids, rotary positions and the identity (digest, view, grid) of every visual."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in [("ids", ids_P), ("positions", positions_3P), *sorted(media.items())]:
+    for name, tensor in (("ids", ids_P), ("positions", positions_3P)):
         data = tensor.detach().to("cpu").contiguous()
         digest.update(f"{name}:{data.dtype}:{tuple(data.shape)};".encode())
         digest.update(data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+    digest.update(repr(tuple(media)).encode())
     return digest.hexdigest()
 
 
-class Encoder:
-    """Sample -> Prompt through the model's own processor, with a byte-bounded least-recently-used memory.
+def picture_options(processor: Any, min_pixels: int | None, max_pixels: int | None) -> dict[str, dict[str, int]]:
+    """Options of an image processor: both bounds of the resized pictures' areas, or nothing for the processor's own.
 
-    Raises MediaError for pictures that cannot be read and DataError for prompts that do not fit `max_prompt_tokens`:
-    a prompt is never truncated, least of all through a media block.
+    Raises ConfigError for bounds the wrong way round.
+    """
+    if min_pixels is None and max_pixels is None:
+        return {}
+    own = processor.image_processor.size
+    low = own["shortest_edge"] if min_pixels is None else min_pixels
+    high = own["longest_edge"] if max_pixels is None else max_pixels
+    if low > high:
+        names = [f"{key} ({'the model' if value is None else 'configured'})"
+                 for key, value in (("data.min_pixels", min_pixels), ("data.max_pixels", max_pixels))]
+        raise ConfigError(f"expected data.min_pixels <= data.max_pixels, found {low} > {high}: {names[0]} against "
+                          f"{names[1]}; set both")
+    return {"size": {"shortest_edge": low, "longest_edge": high}}
+
+
+class Encoder:
+    """Sample -> Prompt through the model's own processor and the visual cache, with a least-recently-used memory.
+
+    Raises MediaError for media that cannot be read and DataError for prompts that do not fit `max_prompt_tokens`:
+    a prompt is never truncated, least of all through a media block. `visuals` is a video.visuals.VisualCache.
     """
 
-    def __init__(self, processor: Any, rope_index: Any, template: Template, *, max_prompt_tokens: int = 16384,
+    def __init__(self, processor: Any, rope_index: Any, template: Template, visuals: Any, *, max_prompt_tokens: int = 16384,
                  max_pixels: int | None = None, min_pixels: int | None = None, cache_bytes: int = 1 << 30) -> None:
-        self.processor, self.template = processor, template
+        self.processor, self.template, self.visuals = processor, template, visuals
         self.max_prompt_tokens, self._rope_index = max_prompt_tokens, rope_index
+        self._rope_inputs = inspect.signature(rope_index).parameters
         self._min_pixels, self._max_pixels = min_pixels, max_pixels
-        self._image_options = self._picture_budget()
         self._cache: OrderedDict[tuple, tuple[Prompt, Task]] = OrderedDict()
         self._cache_bytes, self._used_bytes = cache_bytes, 0
         self.hits = self.misses = 0
@@ -83,7 +119,7 @@ class Encoder:
         """Encode (or recall) the prompt of `sample`."""
         # Ids are unique within one data set only, and two tasks may ask the same sample differently; the entry keeps its
         # task alive, so that no other object can get the same id().
-        key = (id(task), sample.source, sample.id, sample.question, sample.images, sample.videos)
+        key = (id(task), sample.source, sample.id, sample.question, sample.images, sample.videos, repr(sample.params.get("video")))
         if key in self._cache:
             self.hits += 1
             self._cache.move_to_end(key)
@@ -102,51 +138,80 @@ class Encoder:
         return self.processor.apply_chat_template(task.messages(sample, self.template), add_generation_prompt=True,
                                                   tokenize=False)
 
-    def _encode(self, sample: Sample, task: Task) -> Prompt:
-        messages = task.messages(sample, self.template)
-        placeholders = sum(1 for m in messages if not isinstance(m["content"], str)
-                           for item in m["content"] if item["type"] == "image")
-        if placeholders != len(sample.images):
-            raise DataError(f"sample {sample.id}: expected one image item per picture, found {placeholders} items for "
-                            f"{len(sample.images)} pictures; mend {type(task).__name__}.messages or the row's images")
+    def without_media(self, sample: Sample, task: Task) -> Prompt:
+        """The question alone: the same messages without their pictures and clips."""
+        messages = [{**m, "content": m["content"] if isinstance(m["content"], str) else
+                     [item for item in m["content"] if item["type"] not in ("image", "video")]}
+                    for m in task.messages(sample, self.template)]
+        return self._tokens(sample, self._chat(replace(sample, images=(), videos=()), task, messages), ())
+
+    def references(self, sample: Sample) -> tuple[Any, ...]:
+        """References to the sample's clips and pictures, decoded and processed if nobody has done so yet. Raises MediaError."""
+        overrides = sample.params.get("video")
+        images = [self.visuals.image(path) for path in sample.images]
+        self._check_budget(sample, [v.size for v in images])
+        return (*(self.visuals.video(path, overrides) for path in sample.videos), *images)
+
+    def _chat(self, sample: Sample, task: Task, messages: list[dict[str, Any]]) -> str:
+        expected = {"image": len(sample.images), "video": len(sample.videos)}
+        items = [item["type"] for m in messages if not isinstance(m["content"], str) for item in m["content"]]
+        for kind, count in expected.items():
+            if items.count(kind) != count:
+                words = {"image": "picture", "video": "video"}[kind]
+                raise DataError(f"sample {sample.id}: expected one {kind} item per {words}, found {items.count(kind)} items for "
+                                f"{count} {words}s; mend {type(task).__name__}.messages or the row's {kind}s")
         text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        for token, expected in ((self.processor.image_token, len(sample.images)), (self.processor.video_token, 0)):
-            if text.count(token) != expected:
-                raise DataError(f"sample {sample.id}: expected {expected} times {token} in the prompt, found "
+        for token, count in ((self.processor.image_token, expected["image"]), (self.processor.video_token, expected["video"])):
+            if text.count(token) != count:
+                raise DataError(f"sample {sample.id}: expected {count} times {token} in the prompt, found "
                                 f"{text.count(token)}; the question must not contain it: remove it from the row")
-        pictures = [open_image(path) for path in sample.images]
-        batch = self.processor(text=[text], images=pictures or None, return_tensors="pt",
-                               images_kwargs=self._image_options if pictures else {})
-        fields = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor)}
-        ids_1P = fields.pop("input_ids")
-        mask_1P = fields.pop("attention_mask")
-        kinds_1P = fields.pop("mm_token_type_ids", torch.zeros_like(ids_1P))
+        return text
+
+    def _encode(self, sample: Sample, task: Task) -> Prompt:
+        text = self._chat(sample, task, task.messages(sample, self.template))
+        return self._tokens(sample, text, self.references(sample))
+
+    def _expand(self, text: str, visuals: Sequence[Any]) -> tuple[str, list[Any]]:
+        """`text` with every placeholder repeated as the processor would, and the visuals in order of their tokens."""
+        tokens = {self.processor.image_token: "image", self.processor.video_token: "video"}
+        waiting = {kind: iter([v for v in visuals if v.kind == kind]) for kind in tokens.values()}
+        ordered = []
+
+        def placeholder(match: re.Match[str]) -> str:
+            visual = next(waiting[tokens[match.group()]])
+            ordered.append(visual)
+            grid = {f"{visual.kind}_grid_thw": torch.tensor([visual.grid_thw])}
+            if visual.kind == "image":
+                return self.processor.replace_image_token(grid, 0)
+            # Qwen3-VL writes index / fps as text: with the seconds themselves and one frame per second that is exact
+            times = SimpleNamespace(fps=1.0, frames_indices=list(visual.timestamps_s))
+            return self.processor.replace_video_token({**grid, "video_metadata": [times]}, 0)
+
+        return re.sub("|".join(map(re.escape, tokens)), placeholder, text), ordered
+
+    def _tokens(self, sample: Sample, text: str, visuals: Sequence[Any]) -> Prompt:
+        text, visuals = self._expand(text, visuals)
+        ids_1P = self.processor.tokenizer([text], return_tensors="pt")["input_ids"]
+        kinds_1P = torch.zeros_like(ids_1P)
+        for number, ids in ((1, self.processor.image_token_ids), (2, self.processor.video_token_ids)):
+            kinds_1P[torch.isin(ids_1P, torch.tensor([i for i in ids if i is not None]))] = number
         if ids_1P.shape[1] > self.max_prompt_tokens:
             raise DataError(f"sample {sample.id}: expected at most {self.max_prompt_tokens} prompt tokens, found "
-                            f"{ids_1P.shape[1]} ({int((kinds_1P > 0).sum())} of them media); lower data.max_pixels or "
-                            "raise model.max_prompt_tokens")
-        rope = {k: v for k, v in fields.items() if k in _ROPE_INPUTS}
+                            f"{ids_1P.shape[1]} ({int((kinds_1P > 0).sum())} of them media); lower data.max_pixels (videos: "
+                            "data.video) or raise model.max_prompt_tokens")
+        rope: dict[str, torch.Tensor] = {}
+        for kind in ("image", "video"):
+            if grids := [v.grid_thw for v in visuals if v.kind == kind]:
+                rope[f"{kind}_grid_thw"] = torch.tensor(grids)
+        if "second_per_grid_ts" in self._rope_inputs and "video_grid_thw" in rope:
+            frames = self.processor.video_processor.temporal_patch_size
+            rope["second_per_grid_ts"] = torch.tensor([frames / v.sample_fps for v in visuals if v.kind == "video"])
+        mask_1P = torch.ones_like(ids_1P)
         positions, _ = self._rope_index(input_ids=ids_1P, mm_token_type_ids=kinds_1P, attention_mask=mask_1P, **rope)
         positions_3P = positions[-3:, 0]
-        sizes = self._sizes(pictures, fields)
-        self._check_budget(sample, sizes)
-        return Prompt(ids_1P[0], kinds_1P[0], positions_3P, int(positions_3P.max()) + 1, fields, sizes)
+        return Prompt(ids_1P[0], kinds_1P[0], positions_3P, int(positions_3P.max()) + 1, tuple(visuals))
 
-    def _picture_budget(self) -> dict[str, dict[str, int]]:
-        """Options of a processor call: both bounds of the resized pictures' areas, or nothing for the processor's own."""
-        if self._min_pixels is None and self._max_pixels is None:
-            return {}
-        own = self.processor.image_processor.size
-        low = own["shortest_edge"] if self._min_pixels is None else self._min_pixels
-        high = own["longest_edge"] if self._max_pixels is None else self._max_pixels
-        if low > high:
-            names = [f"{key} ({'the model' if value is None else 'configured'})"
-                     for key, value in (("data.min_pixels", self._min_pixels), ("data.max_pixels", self._max_pixels))]
-            raise ConfigError(f"expected data.min_pixels <= data.max_pixels, found {low} > {high}: {names[0]} against "
-                              f"{names[1]}; set both")
-        return {"size": {"shortest_edge": low, "longest_edge": high}}
-
-    def _check_budget(self, sample: Sample, sizes: tuple[ImageSize, ...]) -> None:
+    def _check_budget(self, sample: Sample, sizes: Sequence[ImageSize]) -> None:
         """A processor that ignores its budget, or a strip that whole patches cannot fit into it, must not pass unseen.
 
         Sides are whole patches, so a picture shrunk to the upper bound may end up to one patch per side below the lower
@@ -165,10 +230,3 @@ class Encoder:
             if (low := self._min_pixels) is not None and (width + cell) * (height + cell) < low:
                 raise DataError(f"sample {sample.id}: expected at least data.min_pixels = {low} pixels after resizing to "
                                 f"whole patches, {found}; lower data.min_pixels or remove the row")
-
-    def _sizes(self, pictures: list[Any], fields: Mapping[str, torch.Tensor]) -> tuple[ImageSize, ...]:
-        if not pictures:
-            return ()
-        patch = self.processor.image_processor.patch_size
-        return tuple(ImageSize(picture.size, (int(w) * patch, int(h) * patch))
-                     for picture, (_, h, w) in zip(pictures, fields["image_grid_thw"].tolist(), strict=True))

@@ -1,6 +1,7 @@
 """Load Qwen2-VL, Qwen2.5-VL and Qwen3-VL through transformers: parts to freeze, LoRA, precision, attention."""
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,14 @@ import torch
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
 from mmrl.policy.attention import ATTENTION_NAME, register_attention
-from mmrl.policy.encode import Encoder
+from mmrl.policy.encode import Encoder, picture_options
 from mmrl.policy.policy import Policy
 from mmrl.task import Template
 
 if TYPE_CHECKING:
     from mmrl.config import DataConfig, ModelConfig
 
-__all__ = ["TEMPLATES", "freeze_parts", "load_policy", "store_frozen", "template_for"]
+__all__ = ["TEMPLATES", "build_encoder", "freeze_parts", "load_policy", "store_frozen", "template_for"]
 
 # The frame each family was trained to emit (Qwen cookbooks; QwenLM/Qwen3-VL threads #676, #1486): never guessed.
 TEMPLATES: dict[str, Template] = {
@@ -138,6 +139,25 @@ def _model_type(path: str) -> str:
                           f"{error}") from error
 
 
+def build_encoder(processor: Any, rope_index: Any, template: Template, data: DataConfig | None = None,
+                  max_prompt_tokens: int = 16384) -> Encoder:
+    """The encoder of a run, with its visual cache (in memory, and in data.cache.dir)."""
+    from mmrl.config_data import DataConfig
+
+    data = data or DataConfig()
+    visuals, sampling, store = (importlib.import_module(f"video.{name}") for name in ("visuals", "sampling", "store"))
+    video, cache, memory = data.video.model_dump(), data.cache, int(data.prompt_cache_gib * 2**30)
+    bounds = {name: video.pop(name) for name in ("min_pixels", "max_pixels", "total_pixels", "decoder")}
+    settings = visuals.VideoSettings(sampling=sampling.FrameSampling(**video), **bounds)
+    limit = None if cache.limit_gib is None else int(cache.limit_gib * 2**30)
+    seen = visuals.VisualCache(
+        processor, image_options=picture_options(processor, data.min_pixels, data.max_pixels), settings=settings,
+        store=store.TensorStore(cache.dir, limit_bytes=limit, verify=cache.verify) if cache.dir else None,
+        memory_bytes=memory, keep_features=cache.features)
+    return Encoder(processor, rope_index, template, seen, max_prompt_tokens=max_prompt_tokens, max_pixels=data.max_pixels,
+                   min_pixels=data.min_pixels, cache_bytes=memory)
+
+
 def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_reference: bool = False,
                 trainable: bool = True, device: torch.device | None = None, weights: Path | None = None) -> Policy:
     """Load model and processor from a folder or hub name and make a Policy.
@@ -173,7 +193,5 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
             # vision tower's patches count among them, so that a frozen tower would be differentiated for nothing
             base.disable_input_require_grads()
     model.eval()
-    encoder = Encoder(processor, base.model.get_rope_index, template, max_prompt_tokens=config.max_prompt_tokens,
-                      max_pixels=data.max_pixels if data else None, min_pixels=data.min_pixels if data else None,
-                      cache_bytes=int((data.prompt_cache_gib if data else 1.0) * 2**30))
+    encoder = build_encoder(processor, base.model.get_rope_index, template, data, config.max_prompt_tokens)
     return Policy(model, processor, template, encoder, device=device, autocast=autocast, reference=reference)

@@ -1,4 +1,4 @@
-"""Pack several groups into one flat micro-batch: every prompt and its pixels once, its G completions behind it.
+"""Pack several groups into one flat micro-batch: every prompt once, its G completions behind it.
 
     [prompt 1][c11][c12]..[c1G][prompt 2][c21]..    one row, no padding; positions restart after each prompt
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from mmrl.errors import ConfigError
-from mmrl.policy.encode import Prompt, fingerprint
+from mmrl.policy.encode import Prompt
 
-__all__ = ["Batch", "PackItem", "PrefixLayout", "merge_media", "micro_batches", "pack", "pack_padded", "packed_length"]
+__all__ = ["Batch", "PackItem", "PrefixLayout", "micro_batches", "pack", "pack_padded", "packed_length"]
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,14 @@ class Batch:
 
     ids, kinds, positions_3 have shape (rows, T) / (3, rows, T); target_N are the completion tokens, and the logits that
     predict them sit at flat positions source_N of the (rows * T) hidden states. sequence_N is each token's completion.
-    layout is None for the padded batch, which carries a 2-D attention mask instead.
+    layout is None for the padded batch, which carries a 2-D attention mask instead. `visuals` refer to the pictures and clips
+    in order of their tokens; the policy asks the visual cache for their pixels or features.
     """
 
     ids: torch.Tensor
     kinds: torch.Tensor
     positions_3: torch.Tensor
-    media: dict[str, torch.Tensor]
+    visuals: tuple[Any, ...]
     source_N: torch.Tensor
     target_N: torch.Tensor
     sequence_N: torch.Tensor
@@ -77,9 +79,8 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """A copy on `device`."""
         moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
-        media = {k: v.to(device, non_blocking=True) for k, v in self.media.items()}
         layout = self.layout.to(device) if self.layout is not None else None
-        return Batch(**{**vars(self), **moved, "media": media, "layout": layout})
+        return Batch(**{**vars(self), **moved, "layout": layout})
 
 
 def packed_length(item: PackItem) -> int:
@@ -102,12 +103,6 @@ def micro_batches(items: Sequence[PackItem], token_budget: int) -> Iterator[list
         used += length
     if batch:
         yield batch
-
-
-def merge_media(prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
-    """Media tensors of several prompts, concatenated in order (the order in which their tokens appear)."""
-    names = sorted({name for p in prompts for name in p.media})
-    return {name: torch.cat([p.media[name] for p in prompts if name in p.media]) for name in names}
 
 
 def _check(items: Sequence[PackItem]) -> None:
@@ -143,9 +138,9 @@ def pack(items: Sequence[PackItem]) -> Batch:
             target.append(tokens)
             sequence.append(torch.full((length,), number))
             cursor, number = cursor + length, number + 1
-    prints = tuple(fingerprint(i.prompt.ids_P, i.prompt.positions_3P, i.prompt.media) for i in items)
+    prints = tuple(i.prompt.fingerprint for i in items)
     return Batch(torch.cat(ids)[None], torch.cat(kinds)[None], torch.cat(positions, 1)[:, None],
-                 merge_media([i.prompt for i in items]), torch.cat(source), torch.cat(target), torch.cat(sequence),
+                 tuple(v for i in items for v in i.prompt.visuals), torch.cat(source), torch.cat(target), torch.cat(sequence),
                  number, _layout(prompt_spans, completion_spans, owners), None, prints)
 
 
@@ -194,6 +189,6 @@ def pack_padded(items: Sequence[PackItem]) -> Batch:
         source.append(b * width + torch.arange(P - 1, P + C - 1))
         target.append(tokens)
         sequence.append(torch.full((C,), b))
-    prints = tuple(fingerprint(i.prompt.ids_P, i.prompt.positions_3P, i.prompt.media) for i in items)
-    return Batch(ids, kinds, positions_3, merge_media([p for p, _ in rows]), torch.cat(source), torch.cat(target),
+    prints = tuple(i.prompt.fingerprint for i in items)
+    return Batch(ids, kinds, positions_3, tuple(v for p, _ in rows for v in p.visuals), torch.cat(source), torch.cat(target),
                  torch.cat(sequence), len(rows), None, mask, prints)

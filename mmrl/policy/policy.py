@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder
 from mmrl.policy.pack import Batch
+from mmrl.policy.vision import FrozenTower, media_inputs
 from mmrl.task import Template
 
 __all__ = ["LogpResult", "Policy", "media_token_ids"]
@@ -55,6 +56,7 @@ class Policy:
         self.device, self.autocast_dtype = device, autocast
         self.version = 0
         self._reference = reference
+        self._towers: dict[int, FrozenTower | None] = {}
         self._logits_chunk = logits_chunk  # logits held at once; beyond it they are recomputed in backward
         self.banned = torch.tensor(media_token_ids(processor.tokenizer), device=device)
         eos = model.generation_config.eos_token_id
@@ -92,8 +94,20 @@ class Policy:
         extra: dict[str, Any] = {"prefix_layout": batch.layout} if batch.layout is not None else {}
         mask = _DUMMY_MASK.to(self.device) if batch.layout is not None else batch.attention_mask
         out = self.base.model(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions_3,
-                              mm_token_type_ids=batch.kinds, use_cache=False, **batch.media, **extra)
+                              mm_token_type_ids=batch.kinds, use_cache=False, **self.media(batch.visuals), **extra)
         return out.last_hidden_state.flatten(0, 1)
+
+    def media(self, visuals: Sequence[Any]) -> dict[str, Any]:
+        """What the model's forward takes for these pictures and clips: pixels, or features when its vision tower is frozen."""
+        return media_inputs(self.base.model, self.encoder.visuals, visuals, self.device, self.tower())
+
+    def tower(self) -> FrozenTower | None:
+        """The vision tower (with its projector) when nothing in it is trained, else None. Remembered per model."""
+        model = self.base.model
+        if id(model) not in self._towers:
+            trained = any(p.requires_grad for p in model.visual.parameters())
+            self._towers[id(model)] = None if trained else FrozenTower(model, self.autocast_dtype)
+        return self._towers[id(model)]
 
     def logits(self, hidden_nH: torch.Tensor) -> torch.Tensor:
         """fp32 logits (n, V) of hidden states, computed in fp32 whatever autocast is on and however the model is stored.

@@ -40,12 +40,14 @@ def _units(run: Run) -> list[Unit]:
             groups[str(row.get("source", "")), task_of(row)].setdefault(unit_of(row))
         if groups:
             break
-    place = {name: number for number, name in enumerate(run.gallery_ids)}
-    listed = {key: sorted((u for u in units if u[1] in place), key=lambda u: place[u[1]]) for key, units in groups.items()}
-    if not place or not all(listed.values()):
+    named = {prompt: number for number, prompt in enumerate(run.gallery)}
+    place = {u: named.get(u, named.get((None, u[1]))) for units in groups.values() for u in units}
+    listed = {key: sorted((u for u in units if place[u] is not None), key=lambda u: place[u] or 0)
+              for key, units in groups.items()}
+    if not named or not all(listed.values()):
         others = {key: [u for u in units if u not in listed[key]] for key, units in groups.items()}
         listed = {key: [*listed[key], *others[key]] for key in groups}
-        most = max(len(place) or 12, 2 * len(groups))
+        most = max(len(named) or 12, 2 * len(groups))
     else:
         most = MAX_PICTURES
     turns = [(turn, number, unit) for number, units in enumerate(listed.values()) for turn, unit in enumerate(units)]

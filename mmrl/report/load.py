@@ -54,7 +54,8 @@ class Run:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     evals: list[EvalStep] = field(default_factory=list)
     alarms: list[dict[str, Any]] = field(default_factory=list)
-    gallery_ids: list[str] = field(default_factory=list)
+    gallery: list[tuple[str | None, str]] = field(default_factory=list)
+    """(source, id) of the prompts followed through training; source None (older runs) is any source."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -176,6 +177,14 @@ def _load_evals(run: Run) -> None:
         run.notes.append("eval/ holds no finished evaluation")
 
 
+def _gallery(found: Mapping[str, Any]) -> list[tuple[str | None, str]]:
+    """Entries of gallery.json: {"prompts": [{"source", "id"}]}, or {"ids": [...]} of older runs; others are left out."""
+    prompts, ids = found.get("prompts"), found.get("ids")
+    if isinstance(prompts, list):
+        return [(str(p["source"]), str(p["id"])) for p in prompts if isinstance(p, dict) and {"source", "id"} <= p.keys()]
+    return [(None, str(i)) for i in ids] if isinstance(ids, list) else []
+
+
 def load_run(folder: Path) -> Run:
     """Everything the report needs. Raises DataError when `folder` is no folder; all else is a note."""
     folder = Path(folder)
@@ -192,8 +201,7 @@ def load_run(folder: Path) -> Run:
     _load_evals(run)
     run.alarms = _jsonl(folder / "alarms.jsonl", run)
     if (folder / "gallery.json").is_file():
-        ids = _json(folder / "gallery.json", run).get("ids")
-        run.gallery_ids = [str(i) for i in ids] if isinstance(ids, list) else []
+        run.gallery = _gallery(_json(folder / "gallery.json", run))
     gaps = sum(isinstance(v, float) and not math.isfinite(v) for row in run.metrics for v in row.values())
     if gaps:
         run.notes.append(f"metrics.jsonl: {gaps} value{'s' if gaps > 1 else ''} not finite (NaN or infinite), drawn "

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from mmrl.policy.encode import Prompt
-from mmrl.policy.pack import merge_media
 from mmrl.policy.policy import Policy
 from mmrl.rollout.cache import PreallocatedCache
 from mmrl.rollout.sampling import choose, keep_top, row_noise
@@ -98,7 +97,7 @@ class PrefillOnceEngine(RolloutEngine):
             ids[i, width - p.length:], kinds[i, width - p.length:] = p.ids_P, p.kinds_P
             mask[i, width - p.length:] = True
             positions_3[:, i, width - p.length:] = p.positions_3P
-        media = {k: v.to(policy.device) for k, v in merge_media(prompts).items()}
+        media = policy.media([v for p in prompts for v in p.visuals])
         cache = PreallocatedCache(width + new_tokens)
         policy.model.eval()
         out = policy.base.model(

@@ -227,19 +227,20 @@ def test_fingerprint_changes_with_a_pixel_a_position_or_an_id(tmp_path: Path) ->
     pixels = np.random.default_rng(0).integers(0, 256, (56, 56, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
     prompt = p.encoder(sample_with([str(path)]), TASK)
-    seen = fingerprint(prompt.ids_P, prompt.positions_3P, prompt.media)
-    assert seen == fingerprint(prompt.ids_P.clone(), prompt.positions_3P.clone(), dict(reversed(prompt.media.items())))
+    media = [v.identity for v in prompt.visuals]
+    seen = fingerprint(prompt.ids_P, prompt.positions_3P, media)
+    assert seen == prompt.fingerprint == fingerprint(prompt.ids_P.clone(), prompt.positions_3P.clone(), tuple(media))
     ids, positions = prompt.ids_P.clone(), prompt.positions_3P.clone()
     ids[-1] += 1
     positions[2, 5] += 1
-    assert fingerprint(ids, prompt.positions_3P, prompt.media) != seen
-    assert fingerprint(prompt.ids_P, positions, prompt.media) != seen
+    assert fingerprint(ids, prompt.positions_3P, media) != seen
+    assert fingerprint(prompt.ids_P, positions, media) != seen
     pixels[10, 10, 1] ^= 1  # one bit of one colour of one pixel
     Image.fromarray(pixels).save(path)
     changed = fresh_policy().encoder(sample_with([str(path)]), TASK)
-    assert fingerprint(changed.ids_P, changed.positions_3P, changed.media) != seen
-    turned = {k: v.reshape(v.shape[::-1]) if v.ndim == 2 else v for k, v in prompt.media.items()}
-    assert fingerprint(prompt.ids_P, prompt.positions_3P, turned) != seen, "the shape is part of it"
+    assert changed.visuals[0].digest != prompt.visuals[0].digest and changed.fingerprint != seen
+    mirrored = p.encoder.visuals.changed(prompt.visuals[0], "mirror")
+    assert replace(prompt, visuals=(mirrored,)).fingerprint != seen, "another view of the same pixels is another input"
 
 
 def test_encoder_recalls_only_the_same_question_of_the_same_task() -> None:

@@ -34,7 +34,7 @@ def test_grids_are_those_of_the_rule(arch: str, budget: dict[str, int]) -> None:
         prompt = p.encoder(sample_with([picture(size) for size in PHOTO_SIZES]), TASK)
     expected = [smart_resize(height, width, 2 * patch, budget.get("min_pixels", own["shortest_edge"]),
                              budget.get("max_pixels", own["longest_edge"])) for width, height in PHOTO_SIZES]
-    grids = prompt.media["image_grid_thw"].tolist()
+    grids = [v.grid_thw for v in prompt.visuals]
     assert [(t, h * patch, w * patch) for t, h, w in grids] == [(1, h, w) for h, w in expected]
     assert [i.resized_wh for i in prompt.images] == [(w, h) for h, w in expected]
     areas = [h * w for h, w in expected]
@@ -50,7 +50,7 @@ def test_a_processor_that_ignores_the_budget_is_noticed(arch: str, monkeypatch: 
     for key, value, size in (("max_pixels", 9000, (640, 427)), ("min_pixels", 22000, (56, 56))):
         p = policy_with(arch, **{"min_pixels": 3136, "max_pixels": 100000, key: value})
         assert p.encoder(sample_with([picture(size)]), TASK).images
-        p.encoder._image_options = {}  # what a renamed processor option comes to
+        p.encoder.visuals.image_options = {}  # what a renamed processor option comes to
         with pytest.raises(DataError, match=rf"sample s1: expected at .* data\.{key} = {value} pixels"):
             p.encoder(sample_with([picture(size)], number=1), TASK)
 

@@ -222,7 +222,8 @@ def test_cost_is_one_prompt_per_group() -> None:
     items = items_of(p, FIXED)
     expected = sum(i.prompt.length + sum(map(len, i.completions)) for i in items)
     assert pack(items).num_tokens == expected
-    assert len(pack(items).media["pixel_values"]) * 3 > len(pack_padded(items).media["pixel_values"])
+    assert len(pack(items).visuals) == sum(len(i.prompt.visuals) for i in items)
+    assert len(pack_padded(items).visuals) == sum(len(i.prompt.visuals) * len(i.completions) for i in items)
     parts = list(micro_batches(items, 60))
     assert [i for part in parts for i in part] == [0, 1, 2], "in order, none lost"
     assert all(len(part) == 1 or sum(pack([items[i]]).num_tokens for i in part) <= 60 for part in parts)

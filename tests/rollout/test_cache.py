@@ -59,7 +59,7 @@ def test_the_model_answers_the_same(arch: str) -> None:
         with torch.no_grad():
             hidden = [p.base.model(input_ids=prompt.ids_P[None], position_ids=prompt.positions_3P[:, None],
                                    mm_token_type_ids=prompt.kinds_P[None], past_key_values=cache, use_cache=True,
-                                   **prompt.media).last_hidden_state]
+                                   **p.media(prompt.visuals)).last_hidden_state]
             for step in range(3):
                 hidden.append(p.base.model(
                     input_ids=torch.tensor([[40 + step]]), past_key_values=cache, use_cache=True,

@@ -1,0 +1,83 @@
+"""Pictures and clips as the model's forward takes them: pixels when the vision tower learns, cached features when it is frozen.
+
+A frozen tower gives the same features in rollout, old and reference log-probs and the update: they are computed once per
+visual and handed to the model in their place, Qwen3-VL's deepstack features included. The language model sees the same
+numbers either way.
+
+Legend: n patches, D values of a patch, H hidden width.
+"""
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["FrozenTower", "media_inputs"]
+
+
+class FrozenTower:
+    """The vision tower and projector of `model` (a transformers Qwen-VL base model), none of whose weights is trained.
+
+    `fingerprint` hashes weights, storage types, autocast type, attention and the configuration, and is computed when first asked.
+    """
+
+    def __init__(self, model: Any, autocast: torch.dtype | None) -> None:
+        self.model, self.autocast = model, autocast
+        self._fingerprint: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits; equal towers in equal precision have equal ones."""
+        if self._fingerprint is None:
+            digest = hashlib.blake2b(digest_size=16)
+            visual = self.model.visual
+            digest.update(f"{type(visual).__name__};{self.autocast};{visual.config.to_json_string()};"
+                          f"{visual.config._attn_implementation};{self.model.device.type}".encode())
+            for name, tensor in visual.state_dict().items():
+                digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    @torch.no_grad()
+    def __call__(self, kind: str, pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]) -> list[Any]:
+        """Features of each visual of one kind (image or video), its patches one after the other in pixels_nD."""
+        forward = self.model.get_image_features if kind == "image" else self.model.get_video_features
+        out = forward(pixels_nD, torch.tensor(grids_thw, device=pixels_nD.device), return_dict=True)
+        deep = getattr(out, "deepstack_features", None) or ()
+        features = _features_class()
+        return [features(main, tuple(layer[i] for layer in deep)) for i, main in enumerate(out.pooler_output)]
+
+
+def _features_class() -> Any:
+    return importlib.import_module("video.visuals").Features  # resolved by name: the engine does not depend on the package
+
+
+def media_inputs(model: Any, cache: Any, visuals: Sequence[Any], device: torch.device, tower: FrozenTower | None) -> dict[str, Any]:
+    """Arguments of model.forward for `visuals` (in order of their tokens): features with a frozen `tower`, else pixels."""
+    kinds = {kind: [v for v in visuals if v.kind == kind] for kind in ("image", "video")}
+    if tower is not None and visuals:
+        found = dict(zip(visuals, cache.features(visuals, tower, device), strict=True))
+        return {"mm_encoder_outputs": {kind: _encoded([found[v] for v in group]) for kind, group in kinds.items() if group}}
+    media: dict[str, Any] = {}
+    for kind, group in kinds.items():
+        if group:
+            name = "pixel_values" if kind == "image" else "pixel_values_videos"
+            media[name] = torch.cat([cache.pixels(v, device) for v in group])
+            media[f"{kind}_grid_thw"] = torch.tensor([v.grid_thw for v in group], device=device)
+    return media
+
+
+def _encoded(features: Sequence[Any]) -> Any:
+    """The visuals of one kind in the form transformers' forward takes instead of pixels."""
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
+
+    main = tuple(f.main for f in features)
+    if not features[0].deep:
+        return BaseModelOutputWithPooling(pooler_output=main)
+    deep = [tuple(f.deep[layer] for f in features) for layer in range(len(features[0].deep))]
+    return BaseModelOutputWithDeepstackFeatures(pooler_output=main, deepstack_features=deep)

@@ -1,0 +1,169 @@
+"""Processed pixels as bytes: what a Qwen-VL processor made of a picture or clip, stored in an eighth or a quarter of its size.
+
+A processor resizes 8-bit pixels, normalises them to float32 and cuts them into patches. Normalising is a table of 256 values
+per channel, so the bytes before it say the same; pictures also hold every value twice (the tower takes frames in pairs).
+`ByteCodec` learns the table from the processor itself, checks every tensor it packs for bit equality, and keeps float32
+where a processor does something else.
+
+Legend: n patches, D = C * F * P * P values of a patch (channels, frames of a pair, sides), T frames.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ByteCodec", "PatchLayout", "flip_frames", "permute_frames", "run_video_processor"]
+
+
+@dataclass(frozen=True)
+class PatchLayout:
+    """How patches are cut: side in pixels, frames per patch, patches per side of a merged block, channels."""
+
+    patch: int
+    temporal: int
+    merge: int
+    channels: int = 3
+
+    def split(self, patches_nD: torch.Tensor, grid_thw: Sequence[int]) -> torch.Tensor:
+        """Patches as (t, h / merge, w / merge, merge, merge, C, F, P, P); F is 1 for stills packed without their copies."""
+        t, h, w = grid_thw
+        m, p = self.merge, self.patch
+        frames = patches_nD.shape[1] // (self.channels * p * p)
+        return patches_nD.view(t, h // m, w // m, m, m, self.channels, frames, p, p)
+
+    def cut(self, frames_TCHW: torch.Tensor) -> torch.Tensor:
+        """Patches (n, D) of frames whose count and sides fit."""
+        T, c, height, width = frames_TCHW.shape
+        m, p, f = self.merge, self.patch, self.temporal
+        x = frames_TCHW.view(T // f, f, c, height // (m * p), m, p, width // (m * p), m, p)
+        return x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, c * f * p * p)
+
+
+def permute_frames(patches_nD: torch.Tensor, layout: PatchLayout, grid_thw: Sequence[int], order: Sequence[int]) -> torch.Tensor:
+    """The patches of a clip whose frame i is the old frame order[i]; a pair left open is filled with its last frame."""
+    x = layout.split(patches_nD, grid_thw).movedim(6, 1)  # (t, F, ...)
+    frames = x.flatten(0, 1)
+    index = [*order, *([order[-1]] * (len(frames) - len(order)))]
+    return frames[index].view(x.shape).movedim(1, 6).reshape(patches_nD.shape)
+
+
+def flip_frames(patches_nD: torch.Tensor, layout: PatchLayout, grid_thw: Sequence[int]) -> torch.Tensor:
+    """The patches of the picture or clip mirrored left to right."""
+    return layout.split(patches_nD, grid_thw).flip([2, 4, 8]).reshape(patches_nD.shape)
+
+
+class ByteCodec:
+    """Packs the float32 patches of one processor part (pictures or clips) into bytes and back, bit for bit."""
+
+    def __init__(self, part: Any, *, video: bool) -> None:
+        import torch
+
+        self.layout = PatchLayout(part.patch_size, part.temporal_patch_size, part.merge_size)
+        side = math.ceil(16 / (part.patch_size * part.merge_size)) * part.patch_size * part.merge_size
+        ramp_HW = (torch.arange(side * side) % 256).to(torch.uint8).view(side, side)
+        ramp_TCHW = ramp_HW.expand(self.layout.temporal, 3, side, side).contiguous()
+        bytes_nD, values_nD = self.layout.cut(ramp_TCHW), _run(part, ramp_TCHW, video)
+        self.table_C256 = self._learn(bytes_nD, values_nD)
+        self._mean, self._std = self._affine(part)
+
+    def _learn(self, bytes_nD: torch.Tensor, values_nD: torch.Tensor) -> torch.Tensor | None:
+        """The value of each byte per channel, or None when values do not depend on the byte and channel alone."""
+        import torch
+
+        if values_nD.shape != bytes_nD.shape or values_nD.dtype != torch.float32:
+            return None
+        shape = (len(bytes_nD), self.layout.channels, -1)
+        table = torch.empty(self.layout.channels, 256)
+        for c in range(self.layout.channels):
+            table[c, bytes_nD.view(shape)[:, c].flatten().long()] = values_nD.view(shape)[:, c].flatten()
+        self.table_C256 = table
+        return table if torch.equal(self._lookup(bytes_nD), values_nD) else None
+
+    def _affine(self, part: Any) -> tuple[Any, Any]:
+        """(mean, std) with which (byte - mean) / std in float32 equals the table everywhere, else (None, None)."""
+        import torch
+
+        if self.table_C256 is None or not getattr(part, "do_normalize", False) or not getattr(part, "rescale_factor", 0):
+            return None, None
+        mean = torch.tensor(part.image_mean) * (1.0 / part.rescale_factor)
+        std = torch.tensor(part.image_std) * (1.0 / part.rescale_factor)
+        same = torch.equal((torch.arange(256.0)[None] - mean[:, None]) / std[:, None], self.table_C256)
+        return (mean, std) if same else (None, None)
+
+    def _lookup(self, bytes_nD: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        assert self.table_C256 is not None
+        per_channel = bytes_nD.view(len(bytes_nD), self.layout.channels, -1).long()
+        table = self.table_C256.to(bytes_nD.device)
+        return torch.stack([table[c][per_channel[:, c]] for c in range(self.layout.channels)], 1).view(bytes_nD.shape)
+
+    def pack(self, values_nD: torch.Tensor) -> torch.Tensor:
+        """uint8 (n, D), or (n, D / F) when all frames of each patch are equal; `values_nD` itself when bytes cannot say it."""
+        import torch
+
+        if self.table_C256 is None:
+            return values_nD
+        low, high = self.table_C256[:, 0, None], self.table_C256[:, 255, None]
+        per_channel = values_nD.view(len(values_nD), self.layout.channels, -1)
+        bytes_nD = ((per_channel - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8).view(values_nD.shape)
+        if not torch.equal(self._normalise(bytes_nD), values_nD):
+            return values_nD
+        frames = bytes_nD.view(len(bytes_nD), self.layout.channels, self.layout.temporal, -1)
+        if bool((frames == frames[:, :, :1]).all()):
+            return frames[:, :, 0].reshape(len(bytes_nD), -1).contiguous()
+        return bytes_nD
+
+    def _normalise(self, bytes_nD: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if self._mean is None:
+            return self._lookup(bytes_nD)
+        per_channel = bytes_nD.view(len(bytes_nD), self.layout.channels, -1).to(torch.float32)
+        mean, std = self._mean.to(bytes_nD.device)[:, None], self._std.to(bytes_nD.device)[:, None]
+        return per_channel.sub_(mean).div_(std).view(bytes_nD.shape)
+
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        """float32 (n, D) as the processor made it; on a GPU the bytes travel and are normalised there."""
+        import torch
+
+        if packed.dtype != torch.uint8:
+            return packed
+        values = self._normalise(packed)
+        width = self.layout.channels * self.layout.temporal * self.layout.patch**2
+        if values.shape[1] == width:
+            return values
+        per_channel = values.view(len(values), self.layout.channels, 1, -1)
+        return per_channel.expand(-1, -1, self.layout.temporal, -1).reshape(len(values), width)
+
+    def grey(self, packed: torch.Tensor) -> torch.Tensor:
+        """The same shape holding the bytes (or values) nearest to the processor's mean colour: a masked picture or clip."""
+        import torch
+
+        if packed.dtype != torch.uint8:
+            return torch.zeros_like(packed)
+        assert self.table_C256 is not None
+        per_channel = torch.empty_like(packed).view(len(packed), self.layout.channels, -1)
+        for c, nearest in enumerate(self.table_C256.abs().argmin(1).tolist()):
+            per_channel[:, c] = nearest
+        return per_channel.view(packed.shape)
+
+
+def run_video_processor(part: Any, frames_TCHW: torch.Tensor) -> Any:
+    """The processor's output for frames already sampled and resized, as a mapping of tensors."""
+    own = {"cap_pixels_per_frame": False} if hasattr(part, "cap_pixels_per_frame") else {}  # a budget of resizing: not used
+    return part(videos=[frames_TCHW], do_resize=False, do_sample_frames=False, return_tensors="pt", **own)
+
+
+def _run(part: Any, frames_TCHW: torch.Tensor, video: bool) -> torch.Tensor:
+    if video:
+        values = run_video_processor(part, frames_TCHW)["pixel_values_videos"]
+    else:
+        values = part(images=[frames_TCHW[0]], do_resize=False, return_tensors="pt")["pixel_values"]
+    assert hasattr(values, "dtype")
+    return values

@@ -1,0 +1,378 @@
+"""See once: every picture and clip is decoded once, processed once and, with a frozen vision tower, encoded once.
+
+    visuals = VisualCache(processor, store=TensorStore("runs/cache"))
+    seen = visuals.video("clip.mp4")          # a reference: grid, sizes, times, digest; no pixels
+    visuals.pixels(seen)                      # float32 (n, D), exactly what the processor made
+    visuals.features(seen, tower)             # what the vision tower made of them
+
+Level 1 holds processed pixels as bytes, level 2 the tower's features; both are kept in memory (bounded) and, with a store,
+on disk. Prompts carry references only. A reference knows the digest of its pixels: other pixels are an error.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mmrl.errors import MediaError, MismatchError
+from mmrl.media import open_image
+from mmrl.types import ImageSize, VideoSize
+from video.budget import frame_pixels, resize_frames, smart_resize
+from video.decode import read_clip
+from video.pixels import ByteCodec, flip_frames, permute_frames, run_video_processor
+from video.sampling import FrameSampling
+from video.store import TensorStore, content_digest, make_key
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Change", "Features", "Tower", "VideoSettings", "Visual", "VisualCache", "VisualStats", "processor_fingerprint"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class VideoSettings:
+    """How clips are sampled and how large their frames may be; the defaults are those of qwen-vl-utils.
+
+    min_pixels and max_pixels bound one frame, total_pixels the clip (None: 128, 768 and 115 200 merged blocks).
+    """
+
+    sampling: FrameSampling = field(default_factory=FrameSampling)
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    total_pixels: int | None = None
+    decoder: str = "auto"
+
+    def bounds(self, factor: int) -> tuple[int, int, int]:
+        """The three bounds in pixels for blocks of `factor` x `factor`."""
+        given = (self.min_pixels, self.max_pixels, self.total_pixels)
+        low, high, total = (blocks * factor**2 if v is None else v for v, blocks in zip(given, (128, 768, 115_200), strict=True))
+        return low, high, total
+
+
+@dataclass(frozen=True)
+class Change:
+    """A view of the same input: '' as it is, 'shuffle' (frames in `order`), 'mirror' (left to right), 'mask' (mean colour)."""
+
+    name: str = ""
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Visual:
+    """A picture or clip as prompts hold it; picklable, without tensors.
+
+    grid_thw counts patches, `tokens` those the language model sees; `digest` is the hash of the unchanged pixels.
+    """
+
+    kind: str  # image or video
+    path: str
+    key: str
+    digest: str
+    grid_thw: tuple[int, int, int]
+    tokens: int
+    orig_wh: tuple[int, int]
+    resized_wh: tuple[int, int]
+    frames: int = 1
+    timestamps_s: tuple[float, ...] = ()
+    duration_s: float = 0.0
+    sample_fps: float = 0.0
+    sampling: FrameSampling | None = None
+    change: Change = Change()
+
+    @property
+    def size(self) -> ImageSize | VideoSize:
+        """What rewards may know of it."""
+        if self.kind == "image":
+            return ImageSize(self.orig_wh, self.resized_wh)
+        return VideoSize(self.orig_wh, self.resized_wh, self.duration_s, self.timestamps_s)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What fingerprints hash: the pixels and the view of them."""
+        return (self.kind, self.digest, self.grid_thw, self.change.name, self.change.order)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a vision tower made of one visual: main (tokens, H), and Qwen3-VL's deepstack features of the same shape."""
+
+    main: torch.Tensor
+    deep: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.numel() * t.element_size() for t in (self.main, *self.deep))
+
+
+class Tower(Protocol):
+    """A frozen vision tower: its fingerprint (weights, dtype, precision) and its forward pass."""
+
+    fingerprint: str
+
+    def __call__(self, kind: str, pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]) -> list[Features]:
+        """Features of each visual, given their patches one after the other."""
+
+
+@dataclass
+class VisualStats:
+    """What was asked of a cache in this process, and the seconds spent."""
+
+    built: int = 0
+    recalled: int = 0
+    encoded: int = 0
+    features_recalled: int = 0
+    build_s: float = 0.0
+    load_s: float = 0.0
+    tower_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Packed:
+    tensor: torch.Tensor
+    meta: Mapping[str, Any]
+    nbytes: int
+    hold: Any = None  # the store's entry, which keeps it from eviction
+
+
+@dataclass
+class _Memory:
+    """Least-recently-used values within a number of bytes and a number of entries."""
+
+    limit_bytes: int
+    limit_entries: int = 1 << 62
+    values: OrderedDict[Any, tuple[Any, int]] = field(default_factory=OrderedDict)
+    used: int = 0
+
+    def get(self, key: Any) -> Any:
+        if key not in self.values:
+            return None
+        self.values.move_to_end(key)
+        return self.values[key][0]
+
+    def put(self, key: Any, value: Any, nbytes: int) -> None:
+        if nbytes > self.limit_bytes or key in self.values:
+            return
+        self.values[key] = (value, nbytes)
+        self.used += nbytes
+        while self.used > self.limit_bytes or len(self.values) > self.limit_entries:
+            self.used -= self.values.popitem(last=False)[1][1]
+
+
+def processor_fingerprint(part: Any) -> str:
+    """Hash of an image or video processor: class, every setting, and the version of transformers."""
+    import transformers
+
+    settings = json.dumps(part.to_dict(), sort_keys=True, default=str)
+    text = f"{type(part).__name__};{transformers.__version__};{settings}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    import torch
+
+    digest = hashlib.blake2b(f"{tensor.dtype}:{tuple(tensor.shape)};".encode(), digest_size=16)
+    digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+class VisualCache:
+    """Pictures and clips of one processor; see the module's text. `memory_bytes` bounds pixels and features each."""
+
+    def __init__(self, processor: Any, *, image_options: Mapping[str, Any] | None = None, settings: VideoSettings | None = None,
+                 store: TensorStore | None = None, memory_bytes: int = 1 << 30, keep_features: bool = True) -> None:
+        self.processor, self.settings, self.store = processor, settings or VideoSettings(), store
+        self.image_options = dict(image_options or {})
+        self.keep_features = keep_features
+        self.stats = VisualStats()
+        self._pixels = _Memory(memory_bytes, 1 << 62 if store is None else 1024)  # open files are bounded too
+        self._features = _Memory(memory_bytes)
+        self._codecs: dict[str, ByteCodec] = {}
+        self._prints: dict[str, str] = {}
+
+    def _part(self, kind: str) -> Any:
+        return self.processor.image_processor if kind == "image" else self.processor.video_processor
+
+    def codec(self, kind: str) -> ByteCodec:
+        """The byte codec of 'image' or 'video'."""
+        if kind not in self._codecs:
+            self._codecs[kind] = ByteCodec(self._part(kind), video=kind == "video")
+        return self._codecs[kind]
+
+    def _fingerprint(self, kind: str) -> str:
+        if kind not in self._prints:
+            self._prints[kind] = processor_fingerprint(self._part(kind))
+        return self._prints[kind]
+
+    # references
+
+    def image(self, path: str) -> Visual:
+        """The picture at `path`. Raises MediaError."""
+        return self._reference("image", path, None)
+
+    def video(self, path: str, overrides: Mapping[str, Any] | None = None) -> Visual:
+        """The clip at `path`, sampled as configured with `overrides` of FrameSampling. Raises MediaError, ConfigError."""
+        sampling = FrameSampling.from_mapping(overrides, self.settings.sampling) if overrides else self.settings.sampling
+        return self._reference("video", path, sampling)
+
+    def _key(self, kind: str, path: str, sampling: FrameSampling | None) -> str:
+        content = content_digest(path, self.store)
+        part = {"kind": kind, "content": content, "processor": self._fingerprint(kind), "schema": SCHEMA}
+        if sampling is None:
+            return make_key(**part, options=json.dumps(self.image_options, sort_keys=True))
+        layout = self.codec(kind).layout
+        bounds = self.settings.bounds(layout.patch * layout.merge)
+        return make_key(**part, sampling=sampling.key(), bounds=list(bounds), decoder=self.settings.decoder)
+
+    def _reference(self, kind: str, path: str, sampling: FrameSampling | None) -> Visual:
+        from os.path import exists
+
+        if not exists(path):  # said by the reader, with its mend
+            (open_image if kind == "image" else read_clip)(path, *([] if sampling is None else [sampling]))
+        key = self._key(kind, path, sampling)
+        meta = self._packed(key, kind, path, sampling).meta
+        t, h, w = meta["grid_thw"]
+        return Visual(kind, path, key, meta["digest"], (t, h, w), t * h * w // self.codec(kind).layout.merge**2,
+                      tuple(meta["orig_wh"]), tuple(meta["resized_wh"]), meta.get("frames", 1),
+                      tuple(meta.get("timestamps_s", ())), meta.get("duration_s", 0.0), meta.get("sample_fps", 0.0), sampling)
+
+    # level 1
+
+    def _packed(self, key: str, kind: str, path: str, sampling: FrameSampling | None) -> _Packed:
+        if (found := self._pixels.get(key)) is not None:
+            self.stats.recalled += 1
+            return found
+        began, before = time.perf_counter(), self.stats.built
+
+        def build() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+            self.stats.built += 1
+            return self._build_image(path) if kind == "image" else self._build_video(path, sampling or self.settings.sampling)
+
+        if self.store is None:
+            tensors, meta = build()
+            packed = _Packed(tensors["pixels"], meta, tensors["pixels"].numel() * tensors["pixels"].element_size())
+        else:
+            entry = self.store.get_or_build(key, build)
+            packed = _Packed(entry.tensors["pixels"], entry.meta, 0, entry)
+        spent = time.perf_counter() - began
+        if self.stats.built > before:
+            self.stats.build_s += spent
+        else:
+            self.stats.recalled += 1
+            self.stats.load_s += spent
+        self._pixels.put(key, packed, packed.nbytes)
+        return packed
+
+    def _build_image(self, path: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        picture = open_image(path)
+        out = self.processor.image_processor(images=[picture], return_tensors="pt", **self.image_options)
+        packed = self.codec("image").pack(out["pixel_values"])
+        grid = [int(x) for x in out["image_grid_thw"][0]]
+        patch = self.codec("image").layout.patch
+        return {"pixels": packed}, {"kind": "image", "grid_thw": grid, "orig_wh": list(picture.size),
+                                    "resized_wh": [grid[2] * patch, grid[1] * patch], "digest": _digest(packed)}
+
+    def _build_video(self, path: str, sampling: FrameSampling) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        import torch
+
+        codec = self.codec("video")
+        factor = codec.layout.patch * codec.layout.merge
+        clip = read_clip(path, sampling, decoder=self.settings.decoder)
+        T, height, width, _ = clip.rgb_THWC.shape
+        low, high, total = self.settings.bounds(factor)
+        low, high = frame_pixels(T, min_pixels=low, max_pixels=high, total_pixels=total, factor=factor)
+        try:
+            new_height, new_width = smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
+        except ValueError as err:
+            raise MediaError(f"{path}: {err}", kind="unsupported", path=path) from err
+        frames_TCHW = torch.from_numpy(resize_frames(clip.rgb_THWC, new_height, new_width)).permute(0, 3, 1, 2)
+        out = run_video_processor(self.processor.video_processor, frames_TCHW)
+        packed = codec.pack(out["pixel_values_videos"])
+        start = sampling.start or 0.0
+        end = clip.info.duration_s if sampling.end is None else min(sampling.end, clip.info.duration_s)
+        shown = max(end - start, 1e-6)
+        spread = float(clip.timestamps_s[-1] - clip.timestamps_s[0])
+        even = sampling.kind in ("fps", "uniform", "all") or T < 2 or spread <= 0
+        meta = {"kind": "video", "grid_thw": [int(x) for x in out["video_grid_thw"][0]], "orig_wh": [width, height],
+                "resized_wh": [new_width, new_height], "frames": T, "indices": [int(i) for i in clip.indices],
+                "timestamps_s": [float(t) - start for t in clip.timestamps_s], "duration_s": shown,
+                "sample_fps": T / shown if even else (T - 1) / spread, "decoder": clip.decoder, "digest": _digest(packed)}
+        return {"pixels": packed}, meta
+
+    def pixels(self, visual: Visual, device: torch.device | None = None) -> torch.Tensor:
+        """float32 patches (n, D) of `visual`, in its view. Raises MismatchError when they are no longer those referred to."""
+        packed = self._packed(visual.key, visual.kind, visual.path, visual.sampling)
+        if packed.meta["digest"] != visual.digest:
+            raise MismatchError(f"{visual.path}: expected pixels {visual.digest}, found {packed.meta['digest']}: the file, the "
+                                "processor or the decoder changed during the run; restore it, or resume")
+        codec, tensor = self.codec(visual.kind), packed.tensor
+        if visual.change.name == "shuffle":
+            tensor = permute_frames(tensor, codec.layout, visual.grid_thw, visual.change.order)
+        elif visual.change.name == "mirror":
+            tensor = flip_frames(tensor, codec.layout, visual.grid_thw)
+        elif visual.change.name == "mask":
+            tensor = codec.grey(tensor)
+        return codec.unpack(tensor if device is None else tensor.to(device, non_blocking=True))
+
+    # level 2
+
+    def features(self, visuals: Sequence[Visual], tower: Tower, device: torch.device | None = None) -> list[Features]:
+        """The tower's features of each visual, recalled or computed once."""
+        began = time.perf_counter()
+        found: dict[tuple[Any, ...], Features] = {}
+        missing: dict[tuple[Any, ...], Visual] = {}
+        for visual in visuals:
+            place = (tower.fingerprint, *visual.identity)
+            if place in found or place in missing:
+                continue
+            recalled = self._recall(visual, tower, place)
+            if recalled is None:
+                missing[place] = visual
+            else:
+                found[place] = recalled
+                self.stats.features_recalled += 1
+        self.stats.load_s += time.perf_counter() - began
+        began = time.perf_counter()
+        for place, visual in missing.items():  # one by one: features must not depend on what was asked for beside them
+            self.stats.encoded += 1
+            (made,) = tower(visual.kind, self.pixels(visual, device), [visual.grid_thw])
+            found[place] = self._keep(visual, tower, place, made)
+        self.stats.tower_s += time.perf_counter() - began
+        chosen = [found[(tower.fingerprint, *v.identity)] for v in visuals]
+        return chosen if device is None else [Features(f.main.to(device), tuple(d.to(device) for d in f.deep)) for f in chosen]
+
+    def _feature_key(self, visual: Visual, tower: Tower) -> str:
+        return make_key(pixels=visual.key, digest=visual.digest, tower=tower.fingerprint, change=visual.change.name, schema=SCHEMA)
+
+    def _recall(self, visual: Visual, tower: Tower, place: tuple[Any, ...]) -> Features | None:
+        if (held := self._features.get(place)) is not None:
+            return held[0]
+        if self.store is None or not self.keep_features or visual.change.name == "shuffle":
+            return None
+        entry = self.store.get(self._feature_key(visual, tower))
+        if entry is None:
+            return None
+        deep = tuple(entry.tensors[f"deep_{i}"] for i in range(len(entry.tensors) - 1))
+        features = Features(entry.tensors["main"], deep)
+        self._features.put(place, (features, entry), features.nbytes)
+        return features
+
+    def _keep(self, visual: Visual, tower: Tower, place: tuple[Any, ...], made: Features) -> Features:
+        if visual.change.name == "shuffle" or not self.keep_features:  # a new order every time: nobody asks for it again
+            return made
+        kept = Features(made.main.cpu(), tuple(d.cpu() for d in made.deep))
+        if self.store is not None:
+            tensors = {"main": kept.main.contiguous(), **{f"deep_{i}": d.contiguous() for i, d in enumerate(kept.deep)}}
+            self.store.put(self._feature_key(visual, tower), tensors, {"kind": "features", "of": visual.kind, "path": visual.path})
+        self._features.put(place, (kept, None), kept.nbytes)
+        return kept
+
+    def changed(self, visual: Visual, name: str, order: Sequence[int] = ()) -> Visual:
+        """`visual` in another view; a shuffle of the frames is given by `order`."""
+        return replace(visual, change=Change(name, tuple(order)))
