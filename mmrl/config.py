@@ -16,9 +16,11 @@ from mmrl.config_data import CurriculumStage, DataConfig, DataSource, PassRateCo
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 
-__all__ = ["AlarmConfig", "AlgorithmConfig", "CurriculumStage", "DataConfig", "DataSource", "EMAConfig", "EvalConfig", "KLConfig",
-           "LoraSettings", "ModelConfig", "OptimConfig", "PassRateConfig", "RewardConfig", "RolloutConfig", "RunConfig",
-           "SelectionConfig", "TrainConfig", "effective_threads", "load_config", "merge", "parse_overrides"]
+__all__ = [
+    "AlarmConfig", "AlgorithmConfig", "ContrastConfig", "CurriculumStage", "DataConfig", "DataSource", "EMAConfig", "EvalConfig",
+    "KLConfig", "LoraSettings", "ModelConfig", "OptimConfig", "PassRateConfig", "RewardConfig", "RolloutConfig", "RunConfig",
+    "SelectionConfig", "TrainConfig", "effective_threads", "load_config", "merge", "parse_overrides",
+]
 
 
 class _Section(Section, BaseModel):
@@ -84,6 +86,27 @@ class EMAConfig(_Section):
     by: Literal["task", "source"] = "task"
 
 
+class ContrastConfig(_Section):
+    """Rollouts on a changed input beside each group: T-GRPO's shuffled frames and relatives (mmrl/algorithms/contrast.py).
+
+    Groups whose input the change cannot touch (pictures and one-frame clips for shuffle, text for all) have none.
+    """
+
+    kind: Literal["none", "shuffle", "mirror", "mask", "question_only"] = "none"
+    group_size: int | None = Field(None, ge=1)  # changed rollouts per group; null: half of rollout.group_size (Video-R1)
+    unit: Literal["frames", "pairs"] = "frames"  # of shuffle; pairs: the tower's own, whose features are reused
+    factor: float = Field(0.8, ge=0)  # the bonus is paid where mean accuracy >= factor * mean accuracy of the changed rollouts
+    threshold: float = Field(0.1, ge=0)  # .. to completions with an accuracy above this
+    bonus: float = Field(0.3, ge=0)  # added to their reward; 0: measured only
+    skip: bool = True  # no changed rollouts where they cannot change an advantage; false: always (measures every group)
+
+    @model_validator(mode="after")
+    def _measures(self) -> ContrastConfig:
+        if self.kind != "none" and self.bonus == 0 and self.skip:
+            raise ValueError("contrast.bonus 0 with skip true never rolls anything out; set skip: false to measure only")
+        return self
+
+
 class AlgorithmConfig(_Section):
     """GRPO and its published variants; formulas in mmrl/algorithms."""
 
@@ -92,6 +115,7 @@ class AlgorithmConfig(_Section):
     # ^ none: Dr.GRPO; batch: by the std over the step (REINFORCE++ baseline); ema: by the task's running std (EMA-GRPO)
     ema: EMAConfig = EMAConfig()
     aggregation: Literal["plain", "gdpo"] = "plain"  # of reward parts; gdpo: each normalised in its group before the sum
+    contrast: ContrastConfig = ContrastConfig()
     difficulty: Literal["none", "univg_exp", "univg_power", "univg_log", "dgrpo"] = "none"
     # ^ multiplies a group's advantages by a weight that falls with its mean accuracy (mmrl/algorithms/difficulty.py)
     difficulty_power: float = Field(1.0, ge=0)  # w of univg_power

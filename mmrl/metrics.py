@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mmrl.algorithms import has_signal
-from mmrl.schedule import StepTally, score_of
+from mmrl.schedule import StepTally, accuracies, is_usable, score_of
 from mmrl.scoring import is_reward_failure
 from mmrl.types import Group, Score, StopReason
 from mmrl.update import SourceStats, UpdateResult
@@ -32,16 +32,39 @@ def completion_records(groups: Iterable[Group], *, reflection: bool = False) -> 
     """One small picklable record per completion, in order of group key; `reflection` searches it for reflection words."""
     records = []
     for group in sorted(groups, key=lambda g: g.key):
+        view = _view(group)
         for trajectory in group.trajectories:
             score, turn = score_of(trajectory), trajectory.turns[-1]
             records.append({
                 "key": group.key, "source": group.sample.source, "task": group.sample.task, "id": group.sample.id,
                 "value": score.value, "parts": dict(score.parts),
                 "metrics": dict(score.metrics), "parsed": score.parsed, "reason": score.reason,
-                "broken": is_reward_failure(score), "right": _is_right(score),
+                "broken": is_reward_failure(score), "right": _is_right(score), **view,
                 "length": trajectory.num_tokens, "clipped": turn.stop is StopReason.LENGTH,
                 **({"reflects": _REFLECTION.search(turn.text) is not None} if reflection else {})})
     return records
+
+
+def _view(group: Group) -> dict[str, Any]:
+    """Of a group whose input has a changed view: that view, and p, p~ where it was rolled out."""
+    if not group.view:
+        return {}
+    changed = accuracies([t for t in group.contrast if is_usable(t)])
+    plain = accuracies([t for t in group.trajectories if is_usable(t)])
+    both = {"plain": float(np.mean(plain)), "changed": float(np.mean(changed))} if plain and changed else {}
+    return {"view": group.view, **both}
+
+
+def _contrast(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Contrast groups: share rolled out, accuracy on the plain and on the changed input of those, and the gap between them:
+    how much of the accuracy hangs on what the view changes."""
+    groups = {r["key"]: r for r in records if "view" in r}
+    measured = [r for r in groups.values() if "changed" in r]
+    if not groups:
+        return {}
+    plain, changed = _mean([r["plain"] for r in measured]), _mean([r["changed"] for r in measured])
+    return {"contrast/rolled_out": len(measured) / len(groups), "contrast/plain": plain, "contrast/changed": changed,
+            "contrast/gap": None if plain is None or changed is None else plain - changed}
 
 
 def _is_right(score: Score) -> bool:
@@ -65,6 +88,7 @@ def _one_source(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
         "clipped_share/wrong": _mean([r["clipped"] for r in wrong]),
         "zero_variance_share": _zero_variance(records)}
     out.update(_reflection(records))
+    out.update(_contrast(records))
     out.update(_detection(records))
     out.update(_measured(records))
     reasons: dict[str, int] = defaultdict(int)

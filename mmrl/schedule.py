@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from mmrl.algorithms import (
+    ContrastSettings,
     DynamicSampler,
     OverlongSettings,
     SamplerSettings,
@@ -22,7 +23,9 @@ from mmrl.algorithms import (
     Ticket,
     VarianceSelection,
     Verdict,
+    bonuses,
     has_signal,
+    needs_contrast,
     overlong_penalty,
 )
 from mmrl.config import DataSource, RunConfig
@@ -34,10 +37,13 @@ from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.scoring import ScoreJob, Scorer, is_reward_failure
 from mmrl.task import Task
 from mmrl.types import Group, ImageSize, RewardContext, Score, StopReason, Trajectory, VideoSize
+from mmrl.views import changed_prompt
 from mmrl.world import World
 
-__all__ = ["GroupOutcome", "SerialSchedule", "StepTally", "group_outcome", "sampling_settings", "score_of", "score_origin",
-           "training_parts", "training_rewards", "usable"]
+__all__ = [
+    "GroupOutcome", "SerialSchedule", "StepTally", "accuracies", "contrast_bonuses", "contrast_settings", "group_outcome",
+    "is_usable", "sampling_settings", "score_of", "score_origin", "training_parts", "training_rewards", "usable",
+]
 
 T = TypeVar("T")
 
@@ -60,20 +66,44 @@ def _shuffled(values: Sequence[T], group: Group, config: RunConfig) -> list[T]:
     return [values[i] for i in np.random.default_rng((config.seed, 17, *group.key)).permutation(len(values))]
 
 
+def contrast_settings(config: RunConfig) -> ContrastSettings:
+    """The algorithm.contrast section as the rule wants it."""
+    c = config.algorithm.contrast
+    return ContrastSettings(c.factor, c.threshold, c.bonus, c.skip)
+
+
+def accuracies(trajectories: Sequence[Trajectory]) -> list[float]:
+    """Accuracy part of each trajectory's reward (its value where the task has no such part); 0 for a reward that failed."""
+    return [score_of(t).parts.get("accuracy", score_of(t).value) if is_usable(t) else 0.0 for t in trajectories]
+
+
+def contrast_bonuses(group: Group, config: RunConfig) -> list[float]:
+    """What T-GRPO's rule adds to each trajectory's reward; all 0 for a group no changed view applies to."""
+    if not group.view:
+        return [0.0] * len(group.trajectories)
+    changed = accuracies([t for t in group.contrast if is_usable(t)]) if group.contrast else None
+    return bonuses(accuracies(group.trajectories), changed, contrast_settings(config))
+
+
 def training_rewards(group: Group, config: RunConfig) -> list[float]:
-    """The rewards advantages are made of: score, plus the soft overlong penalty, permuted in the control experiment."""
+    """The rewards advantages are made of: score, contrast bonus, soft overlong penalty; permuted in the control experiment."""
     a = config.algorithm
-    rewards = list(group.rewards_G)
+    rewards = [r + b for r, b in zip(group.rewards_G, contrast_bonuses(group, config), strict=True)]
     if a.overlong == "soft":
         rewards = [r + a.overlong_weight * p for r, p in zip(rewards, _overlong_penalties(group, config), strict=True)]
     return _shuffled(rewards, group, config)
 
 
 def training_parts(group: Group, config: RunConfig) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """What `training_rewards` sums up: (parts, weights) per trajectory; the soft overlong penalty is one more part."""
+    """What `training_rewards` sums up: (parts, weights) per trajectory; contrast bonus and overlong penalty are parts too."""
     a = config.algorithm
     scores = [score_of(t) for t in group.trajectories]
     parts, weights = [dict(s.parts) for s in scores], [dict(s.weights) for s in scores]
+    if group.view:
+        for table, weight, bonus in zip(parts, weights, contrast_bonuses(group, config), strict=True):
+            table["contrast"] = bonus
+            if any(weight.values()):
+                weight["contrast"] = 1.0
     if a.overlong == "soft":
         for table, weight, penalty in zip(parts, weights, _overlong_penalties(group, config), strict=True):
             table["overlong"] = penalty
@@ -90,9 +120,14 @@ def score_origin(source: DataSource, images: Sequence[ImageSize], videos: Sequen
             "image_sizes": [dataclasses.asdict(size) for size in images], **sizes}
 
 
+def is_usable(trajectory: Trajectory) -> bool:
+    """Whether a trajectory has a reward: one whose reward raised, hung or crashed says nothing about the policy."""
+    return trajectory.score is not None and not is_reward_failure(trajectory.score)
+
+
 def usable(group: Group) -> list[bool]:
-    """Which trajectories have a reward: one whose reward raised, hung or crashed says nothing about the policy."""
-    return [t.score is not None and not is_reward_failure(t.score) for t in group.trajectories]
+    """`is_usable` of each trajectory."""
+    return [is_usable(t) for t in group.trajectories]
 
 
 class GroupOutcome(NamedTuple):
@@ -110,6 +145,7 @@ def group_outcome(group: Group, config: RunConfig, task: Task) -> GroupOutcome:
     if group.error is not None:
         return GroupOutcome(group.key, None)
     good_G, (low, high) = usable(group), task.member(group.sample.task).value_range
+    high += config.algorithm.contrast.bonus if group.view else 0.0
     if sum(good_G) < 2:
         return GroupOutcome(group.key, None, low, high)
     rewards = [r for r, good in zip(training_rewards(group, config), good_G, strict=True) if good]
@@ -118,6 +154,15 @@ def group_outcome(group: Group, config: RunConfig, task: Task) -> GroupOutcome:
     parts, weights = ([x for x, good in zip(column, good_G, strict=True) if good] for column in training_parts(group, config))
     names = {name for table in weights for name, weight in table.items() if weight}
     return GroupOutcome(group.key, rewards, low, high, any(has_signal([t.get(n, 0.0) for t in parts]) for n in names))
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A group about to be answered."""
+
+    group: Group
+    task: Task
+    prompt: Prompt
 
 
 @dataclass
@@ -201,8 +246,7 @@ class SerialSchedule:
     def _close(self, tickets: Sequence[Ticket], step: int) -> list[Group]:
         """Roll out and score the tickets; a prompt that cannot be encoded gives a group with an error."""
         groups: list[Group] = []
-        ready: list[tuple[Group, Task]] = []
-        requests: list[Request] = []
+        ready: list[_Open] = []
         for ticket in tickets:
             sample, task = self.stream.find(ticket.source, ticket.sample_id)
             try:
@@ -212,23 +256,50 @@ class SerialSchedule:
                 self.tally.failures.append({"step": step, "source": sample.source, "id": sample.id,
                                             "reason": groups[-1].error})
                 continue
-            ready.append((Group(sample, (), fingerprint=prompt.fingerprint, key=ticket.key), task))
-            requests.append(Request(prompt, self.config.rollout.group_size, (self.config.seed, 3, *ticket.key)))
+            ready.append(_Open(Group(sample, (), fingerprint=prompt.fingerprint, key=ticket.key), task, prompt))
+        written = self._answers(ready, self.config.rollout.group_size, 3, step)
+        closed = [replace(o.group, trajectories=found) for o, found in zip(ready, written, strict=True)]
+        for group, opened in zip(closed, ready, strict=True):
+            self.tally.origins[group.key] = score_origin(self._config_of[id(opened.task)], opened.prompt.images,
+                                                         opened.prompt.videos)
+        return sorted([*groups, *self._contrasted(closed, ready, step)], key=lambda g: g.key)
+
+    def _answers(self, ready: Sequence[_Open], count: int, noise: int, step: int) -> list[tuple[Trajectory, ...]]:
+        """`count` scored completions of each prompt; `noise` tells their random numbers from those of other rollouts."""
         began = time.perf_counter()
+        requests = [Request(o.prompt, count, (self.config.seed, noise, *o.group.key)) for o in ready]
         completions = self.engine.generate(requests, sampling_settings(self.config)) if requests else []
         self.tally.rollout_s += time.perf_counter() - began
         began = time.perf_counter()
-        jobs = [[ScoreJob(self._task_key[id(task)], group.sample, c.text,
-                          self.context(request.prompt, step, c.stop, len(c.token_ids))) for c in cs]
-                for (group, task), request, cs in zip(ready, requests, completions, strict=True)]
+        jobs = [[ScoreJob(self._task_key[id(o.task)], o.group.sample, c.text,
+                          self.context(o.prompt, step, c.stop, len(c.token_ids))) for c in cs]
+                for o, cs in zip(ready, completions, strict=True)]
         scored = self.scorer.score_groups(jobs)
-        for (group, task), request, cs, scores in zip(ready, requests, completions, scored, strict=True):
-            groups.append(replace(group, trajectories=tuple(Trajectory((c,), s) for c, s in zip(cs, scores, strict=True))))
-            self.tally.origins[group.key] = score_origin(self._config_of[id(task)], request.prompt.images, request.prompt.videos)
-            self.tally.prompt_tokens += request.prompt.length
-            self.tally.rollout_tokens += sum(len(c.token_ids) for c in cs)
         self.tally.reward_s += time.perf_counter() - began
-        return sorted(groups, key=lambda g: g.key)
+        self.tally.prompt_tokens += sum(o.prompt.length for o in ready)
+        self.tally.rollout_tokens += sum(len(c.token_ids) for cs in completions for c in cs)
+        return [tuple(Trajectory((c,), s) for c, s in zip(cs, scores, strict=True))
+                for cs, scores in zip(completions, scored, strict=True)]
+
+    def _contrasted(self, closed: Sequence[Group], ready: Sequence[_Open], step: int) -> list[Group]:
+        """The groups with rollouts on a changed view of their input, where there is one and it can matter."""
+        c, groups = self.config.algorithm.contrast, list(closed)
+        if c.kind == "none":
+            return groups
+        asked: list[tuple[int, _Open]] = []
+        for number, (group, opened) in enumerate(zip(closed, ready, strict=True)):
+            changed = changed_prompt(self.policy.encoder, group.sample, opened.task, opened.prompt, c.kind,
+                                     (self.config.seed, 19, *group.key), 2 if c.unit == "pairs" else 1)
+            if changed is None:
+                continue
+            groups[number] = replace(group, view=c.kind)
+            top = max(1.0, opened.task.member(group.sample.task).value_range[1])
+            if needs_contrast(accuracies(group.trajectories), contrast_settings(self.config), top=top):
+                asked.append((number, replace(opened, prompt=changed)))
+        written = self._answers([o for _, o in asked], c.group_size or max(1, self.config.rollout.group_size // 2), 4, step)
+        for (number, _), found in zip(asked, written, strict=True):
+            groups[number] = replace(groups[number], contrast=found)
+        return groups
 
     def context(self, prompt: Prompt, step: int, stop: StopReason, num_tokens: int) -> RewardContext:
         """What the reward of a completion written at `step` may know."""

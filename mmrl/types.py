@@ -170,7 +170,8 @@ class Group:
     """One sample with its G trajectories, the unit the trainer consumes.
 
     `fingerprint` hashes the media tensors and rotary positions seen at rollout; training recomputes and compares it.
-    `contrast` holds trajectories on perturbed inputs (T-GRPO's shuffled frames and the like); they are never trained on.
+    `contrast` holds trajectories on a changed input (T-GRPO's shuffled frames and the like); they are never trained on.
+    `view` names the change; '' where none applies. A group with a view and no contrast was one where it could not matter.
     `key` orders groups and seeds their sampling: (step, position in the step, attempt).
     """
 
@@ -179,6 +180,7 @@ class Group:
     fingerprint: str = ""
     key: tuple[int, int, int] = (0, 0, 0)
     contrast: tuple[Trajectory, ...] = ()
+    view: str = ""
     error: str | None = None
 
     @property

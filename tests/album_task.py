@@ -1,4 +1,4 @@
-"""A task for the engine's own tests: any number of pictures per question, a reward that random text sometimes earns.
+"""A task for the engine's own tests: any number of clips and pictures per question, a reward that random text sometimes earns.
 
 A randomly initialised model never writes a box, so tasks with sparse rewards would leave every group without signal.
 The reward is the share of characters in the first half of the alphabet: dense, deterministic and learnable.
@@ -22,11 +22,12 @@ class Album(Task):
 
     def load(self, path: str) -> Iterable[Sample]:
         rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-        return [Sample(r["id"], self.name, r.get("source", Path(path).stem), r["question"], None, tuple(r["images"]))
-                for r in rows]
+        return [Sample(r["id"], self.name, r.get("source", Path(path).stem), r["question"], None, tuple(r["images"]),
+                       tuple(r.get("videos", ()))) for r in rows]
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
-        content = [*({"type": "image"} for _ in sample.images), {"type": "text", "text": sample.question}]
+        media = [*({"type": "video"} for _ in sample.videos), *({"type": "image"} for _ in sample.images)]
+        content = [*media, {"type": "text", "text": sample.question}]
         user = {"role": "user", "content": content}
         return [{"role": "system", "content": template.system}, user] if template.system else [user]
 

@@ -182,6 +182,15 @@ def _digest(tensor: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
+def _reordered(features: Features, order: Sequence[int]) -> Features:
+    """Features whose temporal patch i is the old one order[i]."""
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return x.view(len(order), -1, x.shape[-1])[list(order)].flatten(0, 1)
+
+    return Features(moved(features.main), tuple(moved(d) for d in features.deep))
+
+
 class VisualCache:
     """Pictures and clips of one processor; see the module's text. `memory_bytes` bounds pixels and features each."""
 
@@ -340,12 +349,30 @@ class VisualCache:
         self.stats.load_s += time.perf_counter() - began
         began = time.perf_counter()
         for place, visual in missing.items():  # one by one: features must not depend on what was asked for beside them
+            if (pairs := self._pairs(visual)) is not None:
+                found[place] = _reordered(self.features([replace(visual, change=Change())], tower, device)[0], pairs)
+                continue
             self.stats.encoded += 1
             (made,) = tower(visual.kind, self.pixels(visual, device), [visual.grid_thw])
             found[place] = self._keep(visual, tower, place, made)
         self.stats.tower_s += time.perf_counter() - began
         chosen = [found[(tower.fingerprint, *v.identity)] for v in visuals]
         return chosen if device is None else [Features(f.main.to(device), tuple(d.to(device) for d in f.deep)) for f in chosen]
+
+    def _pairs(self, visual: Visual) -> list[int] | None:
+        """The order of the tower's temporal patches when a shuffle keeps their frames together, else None.
+
+        Qwen-VL towers attend within one temporal patch and know only its rows and columns, so its features move with it.
+        """
+        if visual.change.name != "shuffle":
+            return None
+        size, order = self.codec(visual.kind).layout.temporal, visual.change.order
+        whole = len(order) // size * size
+        runs = [order[i:i + size] for i in range(0, whole, size)]
+        if any(run[0] % size or run != tuple(range(run[0], run[0] + size)) for run in runs) or (
+                order[whole:] != tuple(range(whole, len(order)))):
+            return None
+        return [run[0] // size for run in runs] + ([len(runs)] if len(order) > whole else [])
 
     def _feature_key(self, visual: Visual, tower: Tower) -> str:
         return make_key(pixels=visual.key, digest=visual.digest, tower=tower.fingerprint, change=visual.change.name, schema=SCHEMA)

@@ -12,6 +12,7 @@ from mmrl.algorithms.advantages import (
     has_signal,
     whiten,
 )
+from mmrl.algorithms.contrast import ContrastSettings, bonuses, needs_contrast
 from mmrl.algorithms.difficulty import Difficulty, difficulty_weights
 from mmrl.algorithms.ema import EmaScale, EmaSettings
 from mmrl.algorithms.filters import (
@@ -42,10 +43,10 @@ from mmrl.algorithms.objective import (
 from mmrl.algorithms.selection import SelectionSettings, VarianceSelection, largest_variance
 
 __all__ = [
-    "SIGNAL_TOLERANCE", "AdvantageScale", "Aggregate", "Baseline", "Difficulty", "DynamicSampler", "EmaScale", "EmaSettings",
-    "Importance", "KLEstimator", "LossStats", "LossSum", "ObjectiveSettings", "Overlong", "OverlongSettings",
-    "SamplerSettings", "SelectionSettings", "StepReport", "Ticket", "VarianceSelection", "Verdict", "centred", "denominator",
-    "difficulty_weights", "gdpo_advantages", "gradient_scale", "group_advantages", "group_std", "has_signal", "kl_estimate",
-    "largest_variance", "overlong_penalty", "policy_loss", "soft_overlong_penalty", "trajectory_in_loss",
-    "truncated_importance", "whiten",
+    "SIGNAL_TOLERANCE", "AdvantageScale", "Aggregate", "Baseline", "ContrastSettings", "Difficulty", "DynamicSampler", "EmaScale",
+    "EmaSettings", "Importance", "KLEstimator", "LossStats", "LossSum", "ObjectiveSettings", "Overlong", "OverlongSettings",
+    "SamplerSettings", "SelectionSettings", "StepReport", "Ticket", "VarianceSelection", "Verdict", "bonuses", "centred",
+    "denominator", "difficulty_weights", "gdpo_advantages", "gradient_scale", "group_advantages", "group_std", "has_signal",
+    "kl_estimate", "largest_variance", "needs_contrast", "overlong_penalty", "policy_loss", "soft_overlong_penalty",
+    "trajectory_in_loss", "truncated_importance", "whiten",
 ]

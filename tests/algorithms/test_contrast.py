@@ -1,0 +1,56 @@
+"""T-GRPO's condition and bonus, and when its second group of rollouts may be left out."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmrl.algorithms import ContrastSettings, bonuses, group_advantages, needs_contrast
+from mmrl.errors import ConfigError
+
+accuracies = st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.2, 0.5, 1.0]), min_size=2, max_size=8)
+
+
+def test_the_numbers_of_video_r1() -> None:
+    rule = ContrastSettings()
+    assert bonuses([1, 0, 1, 0], [1, 0], rule) == [0.3, 0, 0.3, 0], "p = p~ = 0.5 >= 0.8 * 0.5"
+    assert bonuses([1, 0, 0, 0], [1, 0], rule) == [0, 0, 0, 0], "0.25 < 0.8 * 0.5"
+    assert bonuses([1, 0, 0, 0, 0], [1, 0, 0, 0], rule) == [0.3, 0, 0, 0, 0], "0.2 >= 0.8 * 0.25: equality counts"
+    assert bonuses([0, 0], [0, 0], rule) == [0, 0], "the condition holds, but nobody qualifies"
+    assert bonuses([0.1, 0.11], [0.0], rule) == [0, 0.3], "above the threshold, not at it"
+    assert bonuses([1, 0], [], rule) == [0, 0], "every rollout of the other group failed: nothing is known"
+    assert bonuses([1, 0, 0, 0], [1, 0], ContrastSettings(factor=0.5, bonus=1.0)) == [1, 0, 0, 0]
+
+
+@settings(max_examples=300, deadline=None)
+@given(accuracies, accuracies)
+def test_a_skipped_group_changes_no_advantage(plain: list[float], changed: list[float]) -> None:
+    rule = ContrastSettings()
+    if needs_contrast(plain, rule):
+        return
+    rolled_out = np.add(plain, bonuses(plain, changed, rule))
+    skipped = np.add(plain, bonuses(plain, None, rule))
+    for scale in ("std", "none"):
+        assert np.allclose(group_advantages(rolled_out.tolist(), scale), group_advantages(skipped.tolist(), scale), atol=1e-5)
+
+
+@settings(max_examples=200, deadline=None)
+@given(accuracies, st.sampled_from([0.0, 0.5, 0.8, 1.0, 1.5]))
+def test_every_group_is_rolled_out_when_asked(plain: list[float], factor: float) -> None:
+    assert needs_contrast(plain, ContrastSettings(factor=factor, skip=False))
+    assert bonuses(plain, None, ContrastSettings(factor=factor, skip=False)) == [0.0] * len(plain)
+
+
+def test_what_cannot_matter() -> None:
+    rule = ContrastSettings()
+    assert needs_contrast([1, 0, 0, 0], rule) and not needs_contrast([1, 1], rule) and not needs_contrast([0, 0.1], rule)
+    assert not needs_contrast([1, 1, 1, 1, 0], rule), "0.8 >= 0.8 * 1: nothing the others do can change it"
+    assert needs_contrast([1, 1, 1, 1, 0], rule, top=2.0), "an accuracy part that may reach 2"
+    assert not needs_contrast([1, 0], ContrastSettings(bonus=0.0))
+
+
+@pytest.mark.parametrize(("name", "value"), [("factor", -1), ("bonus", float("nan")), ("threshold", -0.1)])
+def test_impossible_settings(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"algorithm\.contrast\.{name} as a number of at least 0, found"):
+        ContrastSettings(**{name: value})
