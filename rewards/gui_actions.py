@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.gui import Point, centre, in_box, place_of, read_literal
-from rewards.parsing import MAX_ANSWER_CHARS, Box
+from rewards.gui import Point, centre, in_box, place_of
+from rewards.parsing import MAX_ANSWER_CHARS, Box, load_json, strip_fence
 
 __all__ = [
     "ARGUMENTS", "Action", "ActionParse", "Match", "MatchRule", "RULES", "SPACES", "action_from", "action_name",
@@ -79,6 +79,7 @@ NAMES = ("action", "action_type", "type", "name")
 """Keys that hold the action's name; the first that is present counts, and no other may name another action."""
 DIRECTIONS = ("up", "down", "left", "right")
 _EMPTY = ("no input text", "")
+_BRACKETS = str.maketrans("", "", "[]")
 _ALIASES = {space: {**{alias: name for name, (_, others) in table.items() for alias in others}, **{name: name for name in table}}
             for space, table in SPACES.items()}
 
@@ -212,7 +213,7 @@ def parse_action(answer: str, space: str) -> ActionParse:
     if len(answer) > MAX_ANSWER_CHARS:
         return ActionParse(None, "answer_too_long")
     try:
-        value = read_literal(answer)
+        value = load_json(strip_fence(answer))
     except (ValueError, RecursionError) as err:
         if str(err) == "duplicate keys":
             return ActionParse(None, "duplicate_keys")
@@ -236,8 +237,8 @@ class MatchRule:
     scale       (sx, sy): the picture is sx units wide and sy high; null: pixels of the picture
     inclusive   a distance equal to the radius counts
     around      centre or corner: where the circle lies when the truth is a box
-    text        exact (of an app's name case does not matter), f1 (words as sets, F1 >= 0.5, single words by containment),
-                first_word, or containment
+    text        exact (of an app's name case does not matter), f1 (words as sets without [ and ], F1 >= 0.5, single words by
+                containment), first_word (in any case; a text of one word only equals texts of one word), or containment
     checked     arguments that are compared at all: of text, app, keys and direction
     """
 
@@ -258,7 +259,7 @@ RULES: Mapping[str, MatchRule] = {
     "odyssey": MatchRule("inside_or_radius", 0.14, text="containment", checked=("text", "direction")),
     # rules of the papers' evaluation scripts, used by tasks.metrics.gui
     "gui_r1_benchmark": MatchRule("radius", 0.14, inclusive=False, around="corner", text="f1",
-                                  checked=("text", "direction")),
+                                  checked=("text", "app", "direction")),
     "ui_r1_benchmark": MatchRule("radius", 0.14 * 1080, (1080.0, 2400.0), False, checked=()),
 }
 _PLACES = ("inside", "strictly_inside", "radius", "inside_or_radius")
@@ -334,12 +335,12 @@ def same_text(found: str | None, true: str, rule: str) -> bool:
     if rule == "exact":
         return found == true
     if rule == "f1":
-        if len(found.split()) == 1 and len(true.split()) == 1:
-            return found.lower() in true.lower() or true.lower() in found.lower()
-        return _overlap(found, true) >= 0.5
-    if rule == "first_word":
-        found, true = found.split()[0], true.split()[0] if true else ""
-        return found == true or _overlap(found, true) > 0.5
+        said, meant = (" ".join({*text.lower().translate(_BRACKETS).split()}) for text in (found, true))
+        if said and meant and " " not in said + meant and (said in meant or meant in said):
+            return True
+        return _overlap(said, meant) >= 0.5
+    if rule == "first_word":  # OS-Atlas compares "[new" of "[new york]": of a single word, "[new]", the bracket belongs to it
+        return f"[{found}]".lower().split()[0] == f"[{true}]".lower().split()[0]
     return found in true or true in found or _alike(found, true) >= 0.5
 
 

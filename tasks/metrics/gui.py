@@ -97,10 +97,10 @@ def screenspot_pro(spots: Sequence[Spot]) -> dict[str, dict[str, float]]:
 def android_control(steps: Sequence[Step], preset: str = "os_atlas") -> dict[str, float]:
     """The numbers of one evaluation; a step without an answer is wrong in each it belongs to.
 
-    os_atlas  type_accuracy, step_success over all steps; grounding over the steps with a place
-    gui_r1    type_accuracy over all; grounding as above; step_success = (place hits + text hits) / (their counts), whatever
-              the predicted type: steps without arguments are left out, as in its script
-    ui_r1     type_accuracy over all, click_accuracy over the clicks, whatever the predicted type
+    os_atlas  type_accuracy, step_success over all steps; grounding over the clicks that were answered with a click
+    gui_r1    type_accuracy over all; grounding over the steps with a place; step_success = (place hits + text hits) / (their
+              counts), whatever the predicted type: steps without arguments are left out, as in its script
+    ui_r1     type_accuracy over all, click_accuracy over the clicks: the type and the place must be right
     odyssey   ams over all steps; success_rate over the episodes whose steps are all right (when episodes are known)
     strict    type_accuracy, step_success over all; grounding and text over the steps that have one, with the type right
     """
@@ -115,15 +115,16 @@ def android_control(steps: Sequence[Step], preset: str = "os_atlas") -> dict[str
                 episodes[step.episode] = episodes.get(step.episode, True) and match.step
         return {**numbers, "success_rate": _share(episodes.values())} if episodes else numbers
     if preset == "ui_r1":
-        clicks = [place for place, step in zip(places, steps, strict=True) if step.true.action == "click"]
-        return {"type_accuracy": _share(kinds), "click_accuracy": _share(clicks)}
+        tapped = [m.place and m.type for m, step in zip(matches, steps, strict=True) if step.true.action == "click"]
+        return {"type_accuracy": _share(kinds), "click_accuracy": _share(tapped)}
     if preset == "gui_r1":
         return {"type_accuracy": _share(kinds), "grounding": _share(places), "step_success": _share([*places, *texts])}
     if preset == "strict":
         return {"type_accuracy": _share(kinds), "step_success": _share(m.step for m in matches),
                 "grounding": _share(m.place and m.type if m.place is not None else None for m in matches),
                 "text": _share(m.text and m.type if m.text is not None else None for m in matches)}
-    return {"type_accuracy": _share(kinds), "grounding": _share(places), "step_success": _share(m.step for m in matches)}
+    clicks = [m.place for m, step in zip(matches, steps, strict=True) if m.type and step.true.action == "click"]
+    return {"type_accuracy": _share(kinds), "grounding": _share(clicks), "step_success": _share(m.step for m in matches)}
 
 
 # evaluations -> numbers and files
