@@ -3,7 +3,7 @@
     from rewards.iou import box_iou
     from rewards.dynamic_iou import make_iou_reward
     from rewards.parsing import extract_answer, parse_boxes
-    from rewards.router import Rubric, Router
+    from rewards.router import Rubric
 
 Nothing here runs model text, needs the main thread, or knows about models and trainers.
 """

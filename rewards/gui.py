@@ -15,9 +15,7 @@ Without truth, `region_votes` pays agreement among the answers of one group (GUI
 from __future__ import annotations
 
 import inspect
-import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.parsing import MAX_ANSWER_CHARS, MAX_COORDINATE, Box, parse_boxes, strict_json, strip_fence
+from rewards.parsing import MAX_ANSWER_CHARS, MAX_COORDINATE, Box, load_json, parse_boxes, strip_fence
 
 __all__ = [
     "MODES", "Point", "PointParse", "PointReward", "bhattacharyya", "centre", "in_box", "make_point_reward", "parse_point",
-    "place_of", "read_literal", "region_votes",
+    "place_of", "region_votes",
 ]
 
 Point = tuple[float, float]
@@ -41,7 +39,6 @@ BOX_KEYS = ("bbox_2d", "bbox", "box")
 _EDGE = 1e-6
 """Pixels an edge may be missed by: what converting coordinates between frames costs in float arithmetic."""
 _BOX_TOKENS = ("<|box_start|>", "<|box_end|>")
-_ESCAPES = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\"", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -60,52 +57,13 @@ def _no(reason: str) -> PointParse:
     return PointParse(None, reason=reason)
 
 
-def _escape(found: re.Match[str]) -> str:
-    """A piece of Python's string as JSON spells it."""
-    piece = found.group()
-    return f"\\u00{piece[2:]}" if len(piece) == 4 else {'"': '\\"', "\\'": "'"}.get(piece, piece)
-
-
-def _python_to_json(text: str) -> str:
-    """Single quotes, tuples, True, False and None as JSON spells them; what stands inside strings keeps its characters."""
-    out: list[str] = []
-    place = 0
-    while place < len(text):
-        char = text[place]
-        if char in "'\"":
-            end = place + 1
-            while end < len(text) and text[end] != char:
-                end += 2 if text[end] == "\\" else 1
-            if end >= len(text):
-                raise ValueError("unclosed string")
-            out.append(f'"{_ESCAPES.sub(_escape, text[place + 1:end])}"')
-            place = end + 1
-            continue
-        word = next((w for w in ("True", "False", "None") if text.startswith(w, place)), None)
-        out.append({"True": "true", "False": "false", "None": "null"}[word] if word else {"(": "[", ")": "]"}.get(char, char))
-        place += len(word) if word else 1
-    return "".join(out)
-
-
-def read_literal(text: str) -> Any:
-    """The value of JSON, or of Python's spelling of it (single quotes, tuples), as data: nothing is ever evaluated.
-
-    A surrounding ``` fence is left out. Raises ValueError or RecursionError: no literal, NaN, a key given twice. Linear.
-    """
-    text = strip_fence(text)
-    try:
-        return strict_json(text)
-    except json.JSONDecodeError:
-        return strict_json(_python_to_json(text))
-
-
 def centre(box: Sequence[float]) -> Point:
     """The middle of (x1, y1, x2, y2)."""
     return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
 
 
 def place_of(value: Any) -> PointParse:
-    """The one point (or box, reduced to its centre) of a value as `read_literal` gives it; reasons as in `parse_point`."""
+    """The one point (or box, reduced to its centre) of a value as `load_json` gives it; reasons as in `parse_point`."""
     for _ in range(3):  # [[x, y]] and [{"point_2d": [[x, y]]}] are still one point
         if isinstance(value, dict):
             keys = [key for key in (*POINT_KEYS, *BOX_KEYS) if key in value]
@@ -155,7 +113,7 @@ def parse_point(answer: str) -> PointParse:
             return _no("not_a_point")
         answer = answer[len(opened):-len(closed)]
     try:
-        return place_of(read_literal(answer))
+        return place_of(load_json(strip_fence(answer)))
     except (ValueError, RecursionError) as err:
         if str(err) == "duplicate keys":
             return _no("ambiguous_keys")

@@ -9,7 +9,7 @@ Boxes, anywhere four numbers are meant, in one of these spellings and nothing be
     [x1, y1, x2, y2]      (x1, y1), (x2, y2)      <|box_start|>(x1,y1),(x2,y2)<|box_end|>
     {"bbox_2d": [...]}    [{"bbox_2d": [...], "label": "cat"}]   (also bbox, box, boxes; single quotes; ```json fences)
 
-Model text is data: JSON, then a quote-and-bracket normalised JSON; never eval. Every step is linear in the length.
+Model text is data: JSON, or Python's spelling of it rewritten as JSON; never eval. Every step is linear in the length.
 
     python -c "from rewards.parsing import parse_boxes; print(parse_boxes('[1, 2, 3.5, 4]'))"
 """
@@ -47,6 +47,9 @@ _TWO_POINTS = re.compile(
     r"\(" + _NUMBER + "," + _NUMBER + r"\) ?,? ?\(" + _NUMBER + "," + _NUMBER + r"\) ?"
     r"(?P<close>" + re.escape("<|box_end|>") + r")?")
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n?")
+_PYTHON = re.compile(r"""[^'"]+|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*"|['"]""", re.DOTALL)
+_WORDS = {"(": "[", ")": "]", "True": "true", "False": "false", "None": "null"}
+_ESCAPES = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\"", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -145,18 +148,35 @@ def strip_fence(text: str) -> str:
     return text
 
 
-def load_json(text: str) -> Any:
-    """The JSON value, or Python's spelling (single quotes, tuples); raises ValueError or RecursionError. Runs nothing.
+def _escape(found: re.Match[str]) -> str:
+    """A piece of Python's string as JSON spells it."""
+    piece = found.group()
+    return f"\\u00{piece[2:]}" if len(piece) == 4 else {'"': '\\"', "\\'": "'"}.get(piece, piece)
 
-    An object that gives one key twice is refused: whichever counted, the other would be a second answer.
+
+def _as_json(found: re.Match[str]) -> str:
+    """A string of Python, or what stands between strings, as JSON spells it; raises ValueError for an unclosed quote."""
+    piece = found[0]
+    if piece[0] in "'\"":
+        if len(piece) == 1:
+            raise ValueError("unclosed string")
+        inside = piece[1:-1]
+        return f'"{_ESCAPES.sub(_escape, inside)}"' if "\\" in inside or '"' in inside else f'"{inside}"'
+    for python, json_word in _WORDS.items():
+        piece = piece.replace(python, json_word)
+    return piece
+
+
+def load_json(text: str) -> Any:
+    """The value of JSON, or of Python's spelling of it (single quotes, tuples, True, False, None), as data: runs nothing.
+
+    What stands inside strings keeps its characters. An object that gives one key twice is refused: whichever counted, the
+    other would be a second answer. Raises ValueError or RecursionError, also for NaN. Linear in the length.
     """
     try:
         return strict_json(text)
-    except ValueError:
-        if '"' in text and "'" in text:
-            raise
-        plain = text.replace("'", '"').replace("(", "[").replace(")", "]")
-        return strict_json(plain)
+    except json.JSONDecodeError:
+        return strict_json(_PYTHON.sub(_as_json, text))
 
 
 def _numbers(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Rubric and Router: which rewards count how much, per task, per data source and per sample.
+"""The rubric that routes rewards: which count how much, per task, per data source and per sample.
 
 A rubric has named parts with weights; the total is always the weighted sum of its logged parts, weights normalised to
 sum to 1 (unless normalise is off, for papers that add parts up). Settings come from three layers, later ones win: the
@@ -22,7 +22,7 @@ from typing import Any
 from mmrl.errors import ConfigError, MMRLError, did_you_mean
 from mmrl.types import RewardContext, Sample, Score
 
-__all__ = ["Part", "PartFactory", "Router", "Rubric", "SAMPLE_KEY"]
+__all__ = ["Part", "PartFactory", "Rubric", "SAMPLE_KEY"]
 
 Part = Callable[[Any, Sample, RewardContext], float]
 """part(prediction, sample, ctx) -> value in [0, 1], or in [part.low, part.high] where a paper's rule leaves it."""
@@ -167,24 +167,3 @@ class Rubric:
             if not reason.startswith("reward_"):
                 lows = {name: min(0.0, _range(part)[0]) for name, part in parts.items()}
         return Score.combine(lows, shares, parsed=False, reason=reason, metrics=metrics or {}, detail=detail or {})
-
-
-class Router:
-    """Task type -> rubric. Raises ConfigError at construction for task types without a rubric; there is no fallback."""
-
-    def __init__(self, rubrics: Mapping[str, Rubric], task_types: Iterable[str] = ()) -> None:
-        self._rubrics = dict(rubrics)
-        for task_type in task_types:
-            self.rubric(task_type)
-
-    def rubric(self, task_type: str) -> Rubric:
-        """The rubric of a task type; raises ConfigError naming the known ones."""
-        if task_type not in self._rubrics:
-            raise ConfigError(f"no rubric for task type {task_type!r}; expected one of {', '.join(self._rubrics)}."
-                              f"{did_you_mean(task_type, self._rubrics)}")
-        return self._rubrics[task_type]
-
-    def score(self, prediction: Any, sample: Sample, ctx: RewardContext, *, metrics: Mapping[str, float] | None = None,
-              detail: Mapping[str, Any] | None = None) -> Score:
-        """Score by the rubric of `sample.task`."""
-        return self.rubric(sample.task).score(prediction, sample, ctx, metrics=metrics, detail=detail)

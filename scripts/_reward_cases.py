@@ -15,7 +15,7 @@ from mmrl.coords import CoordFrame
 from mmrl.media import image_size
 from mmrl.registry import BUILT_IN, resolve_task, task_from_spec
 from mmrl.task import Task
-from mmrl.types import ImageSize, RewardContext, Sample
+from mmrl.types import ImageSize, RewardContext, Sample, VideoSize
 
 __all__ = ["MODES", "RewardCase", "all_cases", "contexts", "example_samples"]
 
@@ -27,6 +27,12 @@ MODES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     # match, so junk can pay a little; the default, indel, is there for that reason
     "ocr": ({"mode": "exact"}, {"mode": "token_f1"}, {"mode": "wer"}),
     "open_text": ({"mode": "rouge"}, {"mode": "token_f1"}),
+    "temporal_grounding": (
+        {"mode": "matched"}, {"mode": "near"}, {"time_frame": "rel1", "spans": "one"}, {"spelling": "clock", "spans": "one"},
+        {"answer_format": "think", "weights": {"accuracy": 0.8, "format": 0.1, "anchors": 0.1}}),
+    "grounded_qa": ({"mode": "gated"},),
+    "st_grounding": ({"mode": "viou"},),
+    "tracking": ({"mode": "viou"}, {"count_first": True}),
 }
 """Parameters worth a case of their own, beside a task's defaults and its presets."""
 
@@ -72,10 +78,14 @@ _SIZES: dict[tuple[str, int], tuple[int, int]] = {}
 
 
 def contexts(sample: Sample) -> list[RewardContext]:
-    """Contexts of a finished answer in every coordinate frame, the resize of the picture being a mild one."""
-    sizes = [_SIZES[sample.id, n] for n in range(len(sample.images))]
-    images = tuple(ImageSize((w, h), (max(28, round(w / 28) * 28), max(28, round(h / 28) * 28))) for w, h in sizes)
-    return [RewardContext(1, 1, frame, images, num_tokens=24, max_tokens=1024) for frame in CoordFrame]
+    """Contexts of a finished answer in every coordinate frame, the resize of pictures and clips being a mild one."""
+    def resized(width: int, height: int) -> tuple[int, int]:
+        return max(28, round(width / 28) * 28), max(28, round(height / 28) * 28)
+
+    images = tuple(ImageSize(size, resized(*size)) for size in (_SIZES[sample.id, n] for n in range(len(sample.images))))
+    size = (sample.params.get("width", 0), sample.params.get("height", 0))
+    videos = tuple(VideoSize(size, resized(*size), float(sample.params["duration"])) for _ in sample.videos)
+    return [RewardContext(1, 1, frame, images, num_tokens=24, max_tokens=1024, videos=videos) for frame in CoordFrame]
 
 
 def results_folder() -> Path:

@@ -3,9 +3,10 @@
     python -m scripts.reward_table            # prints the table, writes assets/results/reward_table.json and .md
     python -m scripts.reward_table --check    # compares with the committed file instead; exit 1 when it is out of date
 
-The peers' values come from `scripts._peer_rules`, formulas written down again from what the projects document; ours from
-the tasks with their presets and from public functions. A row is `equal` (to 1e-6), a `defect` of the peer (ours then is our
-rule, written down again as well) or `differs by design`. Exit 1 when a row does not hold or a preset has no row.
+The peers' values come from `scripts._peer_rules` and `_peer_rules_video`, formulas written down again from what the projects
+document; ours from the tasks with their presets and from public functions. A row is `equal` (to 1e-6), a `defect` of the peer
+(ours then is our rule, written down again as well) or `differs by design`. Exit 1 when a row does not hold or a preset has no
+row.
 """
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from mmrl.registry import BUILT_IN, resolve_task
 from scripts._reward_table_boxes import box_cases
 from scripts._reward_table_kit import DEFECTS, TOLERANCE, Case
 from scripts._reward_table_texts import text_cases
+from scripts._reward_table_video import video_cases
 
 __all__ = ["NO_PEER", "all_cases", "as_json", "as_markdown", "main", "presets", "problems"]
 
@@ -35,13 +37,16 @@ NO_PEER: Mapping[str, str] = {
     "jigsaw, maze": "exact solutions, checked by the puzzle itself",
     "classification": "one label of a closed set, compared as whole words",
     "spatial view_consistency": "measured over mirrored views, not rewarded",
+    "temporal_grounding mode=matched, near; anchors": "one-to-one spans, spans that do not meet, and our rule for timestamps in "
+                                                      "thoughts (the idea is TAR-TVG's; its constants could not be checked)",
+    "grounded_qa mode=mean, gated": "our shares of choice and span",
 }
 """Rewards without a documented peer; the property tests in tests/rewards and tests/tasks stand for them."""
 
 
 def all_cases() -> list[Case]:
     """Every row of the table, in its order."""
-    return [*box_cases(), *text_cases()]
+    return [*box_cases(), *text_cases(), *video_cases()]
 
 
 def presets() -> set[str]:
@@ -101,7 +106,7 @@ def as_markdown(cases: Sequence[Case]) -> str:
              f"Written by `python -m scripts.reward_table`: {len(cases)} rows, all {len(presets())} presets of the built-in tasks. "
              f"{found['equal']} values equal the peer's documented rule to {TOLERANCE:g}, {found['defect']} rows show a defect "
              f"of a peer and give the value of our rule instead, {found['differs by design']} differ by design.",
-             "", "The peers' values are computed from their formulas, written down again in `scripts/_peer_rules.py` (where a row "
+             "", "The peers' values are computed from their formulas, written down again in `scripts/_peer_rules*.py` (where a row "
              "is about a defect, as their code runs), or are the values they document. `fails`: their code raises.",
              "Names read `task:preset [part]`; `total` is the weighted sum.", ""]
     for family, rows in _families(cases).items():

@@ -19,7 +19,6 @@ import numpy as np
 
 from mmrl.errors import DataError
 from mmrl.types import Sample, Score
-from rewards.tracks import track_key
 from tasks.spans import video_id
 
 if TYPE_CHECKING:
@@ -93,15 +92,13 @@ def _rect(box: Sequence[float]) -> list[float]:
 
 
 def _whole(sample: Sample) -> bool:
-    """Every frame of the sequence was asked for: frame numbers in a row, as many as params.frame_count."""
-    count, keys = sample.params.get("frame_count"), sorted(track_key(text) or 0.0 for text in sample.answer["boxes"])
-    return (sample.params.get("keys") == "frames" and count == len(keys) > 1
-            and keys == [keys[0] + place for place in range(len(keys))])
+    """Every frame of the sequence was asked for: as many true boxes as params.frame_count (or frames_in_file)."""
+    return sample.params.get("frame_count", sample.params.get("frames_in_file")) == len(sample.answer["boxes"]) > 1
 
 
 def tracking_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[str, float]:
     """`asked_frames` of all samples and tracking.jsonl (id, object, gt, pred); for samples whose every frame was asked for
-    (params.keys 'frames', params.frame_count) also AO, SR0.50, SR0.75 and the files of GOT-10k's toolkit,
+    (as many true boxes as params.frame_count or frames_in_file) also AO, SR0.50, SR0.75 and the files of GOT-10k's toolkit,
     GOT-10k/mmrl/<sequence>/<sequence>_001.txt with x,y,width,height per frame. A missing box is written as zeros.
 
     Params used: sequence (or the clip's name), cover (visible share per frame), width and height.

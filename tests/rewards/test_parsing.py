@@ -1,6 +1,8 @@
 """Answer extraction and box parsing: strict, total, fast, and nothing in the text is ever run."""
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards.format import format_reward, wrap_answer
-from rewards.parsing import MAX_ANSWER_CHARS, extract_answer, parse_boxes
+from rewards.parsing import MAX_ANSWER_CHARS, extract_answer, load_json, parse_boxes
 
 tags = st.lists(st.sampled_from(
     ["<think>", "</think>", "<answer>", "</answer>", "[1, 2, 3, 4]", "[5, 6, 7, 8]", " ", "x", "<", "<|im_end|>", "{"]),
@@ -44,6 +46,39 @@ def test_exactly_one_answer_outside_the_thoughts(text: str, answer: str | None, 
 def test_bare_takes_everything_after_the_thoughts() -> None:
     assert extract_answer("<think>[9]</think> [1] <|im_end|>\n", "bare").answer == "[1]"
     assert extract_answer("<|im_end|>", "bare").reason == "empty"
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=8))
+def test_literals_in_both_languages(value: object) -> None:
+    """Python's own spelling, quotes and escapes included, reads back as the same data."""
+    assert load_json(json.dumps(value)) == value
+    text = repr(value)
+    if "\\U" not in text:  # the one escape left out
+        assert load_json(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("{'label': 'dog (left)', 'at': (1, [2])}", {"label": "dog (left)", "at": [1, [2]]}),
+    ("""{'label': "a cat's tail", "n": None}""", {"label": "a cat's tail", "n": None}),
+    (r"""['it\'s', 'a "b"', '\x41\n', True, 'None']""", ["it's", 'a "b"', "A\n", True, "None"]),
+])
+def test_strings_keep_their_characters(text: str, value: object) -> None:
+    assert load_json(text) == value
+
+
+@pytest.mark.parametrize("text", ["'", "['a]", '["a]', "[1, 2", "(1, NaN)", "[Infinity]", "{'a': 1, 'a': 2}", "{1: 2}", "[1,]", "a",
+                                  "__import__('os')", "'a' 'b'", "", "[0x10]", "'\\U0001F600'"])
+def test_what_is_no_literal_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        load_json(text)
+
+
+@given(st.text(max_size=80) | st.text("[](){},:'\\\"TrueNone1. x", max_size=80))
+def test_any_text_is_a_value_or_refused(text: str) -> None:
+    with contextlib.suppress(ValueError, RecursionError):
+        json.dumps(load_json(text), allow_nan=False)
 
 
 @pytest.mark.parametrize("text", [

@@ -1,0 +1,156 @@
+"""Tracks: one box per time. Model text -> boxes by key, and their IoU with the true boxes over the true keys.
+
+    {"boxes": {"0": [x1, y1, x2, y2], "1.5": [...]}}    {"0": [...], "1.5": [...]}    [[x1, y1, x2, y2], ...]  in the order asked
+
+Keys are seconds (also clock readings) or frame numbers, compared as numbers to 3 decimals; a key given twice ("1" and "1.0"
+too) fails the answer: whichever counted, the other would be a second answer. Every number divides by the true keys: a missing
+box is a 0, one easy frame cannot score 1, a box at a key nobody asked for earns nothing.
+
+    python -c "from rewards.tracks import parse_track; print(parse_track('{\"boxes\": {\"0\": [1, 2, 3, 4]}}'))"
+"""
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rewards.iou import box_iou
+from rewards.parsing import MAX_COORDINATE, Box, strip_fence
+from rewards.times import SpanParse, parse_time, read_json, spans_of
+
+__all__ = [
+    "LEVELS", "MAX_BOXES", "MAX_TRACK_CHARS", "TrackParse", "mean", "parse_track", "success", "success_area", "track_ious",
+    "track_key", "track_viou",
+]
+
+MAX_TRACK_CHARS = 40_000
+"""Longer answers are not parsed ('answer_too_long'): 1000 boxes with keys."""
+MAX_BOXES = 1000
+"""An answer with more boxes is refused ('too_many_boxes')."""
+LEVELS = tuple(k / 100 for k in range(101))
+"""Thresholds of the success curve (GOT-10k)."""
+
+
+@dataclass(frozen=True)
+class TrackParse:
+    """Boxes by key, or `listed` in the order written; in whatever frame the text uses. `time` is what stood under "time".
+    Both empty with the `reason` when parsing failed."""
+
+    boxes: Mapping[float, Box] = field(default_factory=dict)
+    listed: tuple[Box, ...] = ()
+    time: SpanParse | None = None
+    reason: str | None = None
+
+
+_PLAIN = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")  # most keys: a thousand of them stay fast
+
+
+class _Unreadable(ValueError):
+    """Carries the reason."""
+
+
+def track_key(text: Any) -> float | None:
+    """The number a key stands for, to 3 decimals; None for anything but a time that is not negative."""
+    if isinstance(text, str):
+        value = float(text) if _PLAIN.fullmatch(text) else parse_time(text.strip())
+    else:
+        value = float(text) if type(text) in (int, float) and 0 <= text <= 1e9 else None
+    return None if value is None else round(value, 3)
+
+
+def _box(values: Any) -> Box:
+    if not isinstance(values, list) or not all(type(v) in (int, float) for v in values):
+        raise _Unreadable("not_a_box")
+    if len(values) != 4:
+        raise _Unreadable("wrong_count")
+    if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in values):  # False for infinity and huge integers
+        raise _Unreadable("out_of_range")
+    return float(values[0]), float(values[1]), float(values[2]), float(values[3])
+
+
+def _by_key(table: Mapping[str, Any]) -> dict[float, Box]:
+    boxes: dict[float, Box] = {}
+    for text, values in table.items():
+        key = track_key(text)
+        if key is None:
+            raise _Unreadable("not_a_time")
+        if key in boxes:
+            raise _Unreadable("duplicate_keys")
+        boxes[key] = _box(values)
+    return boxes
+
+
+def _track(value: Any) -> TrackParse:
+    time = None
+    if isinstance(value, dict):
+        if "time" in value:
+            time = spans_of(value["time"])
+        if "boxes" in value:
+            value = value["boxes"]
+        elif time is not None:
+            raise _Unreadable("no_boxes")
+    if not isinstance(value, (dict, list)):
+        raise _Unreadable("not_a_track")
+    if not value:
+        raise _Unreadable("no_boxes")
+    if len(value) > MAX_BOXES:
+        raise _Unreadable("too_many_boxes")
+    if isinstance(value, dict):
+        return TrackParse(_by_key(value), time=time)
+    return TrackParse(listed=tuple(_box(item) for item in value), time=time)
+
+
+def parse_track(answer: str) -> TrackParse:
+    """The track of an answer text; the text must be one JSON value and nothing else.
+
+    Reasons: answer_too_long, not_a_track, no_boxes, too_many_boxes, duplicate_keys, not_a_time (a key), not_a_box,
+    wrong_count, not_finite, out_of_range. What is wrong with "time" stands in `time.reason`. Never raises on any text.
+    """
+    if len(answer) > MAX_TRACK_CHARS:
+        return TrackParse(reason="answer_too_long")
+    try:
+        return _track(read_json(strip_fence(answer)))
+    except _Unreadable as err:
+        return TrackParse(reason=str(err))
+    except (ValueError, RecursionError) as err:
+        known = {"not a number": "not_finite", "duplicate keys": "duplicate_keys"}
+        return TrackParse(reason=next((r for start, r in known.items() if str(err).startswith(start)), "not_a_track"))
+
+
+# from tracks to numbers
+
+
+def track_ious(predicted: Mapping[float, Sequence[float]], true: Mapping[float, Sequence[float]]) -> list[float]:
+    """IoU at every true key, in its order; 0 where the prediction has no box."""
+    return [box_iou(predicted[key], box) if key in predicted else 0.0 for key, box in true.items()]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Their mean, 0 for none."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def track_viou(predicted: Mapping[float, Sequence[float]], true: Mapping[float, Sequence[float]],
+               span: Sequence[float] | None = None) -> float:
+    """vIoU: the sum of the IoUs over the true keys, divided by the number of true keys and of predicted keys outside `span`.
+
+    `span` is the true time (default: from the first true key to the last). Predicted keys inside it that have no true box
+    are not judged: annotations may be coarser than answers.
+    """
+    if not true:
+        return 0.0
+    first, last = (min(true), max(true)) if span is None else (min(*span, *true), max(*span, *true))
+    outside = sum(key < first or key > last for key in predicted)
+    return sum(track_ious(predicted, true)) / (len(true) + outside)
+
+
+def success(ious: Sequence[float], level: float) -> float:
+    """Share of IoUs above `level` (GOT-10k: strictly above)."""
+    return mean([float(iou > level) for iou in ious])
+
+
+def success_area(ious: Sequence[float]) -> float:
+    """Area under the success curve: the mean success over 101 thresholds from 0 to 1 (close to the mean IoU, AO)."""
+    return mean([bisect.bisect_left(LEVELS, iou) for iou in ious]) / len(LEVELS)  # levels below each IoU
