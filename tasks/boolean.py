@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
@@ -96,6 +97,12 @@ class Boolean(AnswerTask):
             return {}
         said = [row.detail.get("pred_text") for row in rows if row.parsed]
         return {"yes_rate": said.count("yes") / len(said) if said else 0.0, **super().summarize(rows)}
+
+    def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
+        """Numbers by aspect for samples with params.suite (TempCompass), see tasks.metrics.video_suites."""
+        from tasks.metrics.video_suites import suite_numbers
+
+        return suite_numbers(pairs)
 
     def example_data(self, folder: str) -> str:
         """12 scenes, half of the questions true; returns their data.jsonl."""

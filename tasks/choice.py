@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
@@ -188,6 +189,12 @@ class Choice(AnswerTask):
             rules["mathvista_rule"] = "mathvista_rule"
         shares = {rule: sum(row.metrics.get(name, 0.0) for row in rows) / len(rows) for rule, name in rules.items()}
         return {**shares, **super().summarize(rows)}
+
+    def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
+        """Numbers of video benchmarks by task, type and length, for samples with params.suite (tasks.metrics.video_suites)."""
+        from tasks.metrics.video_suites import suite_numbers
+
+        return suite_numbers(pairs)
 
     def example_data(self, folder: str) -> str:
         """12 scenes of one shape, asked for its colour, with 3 to 6 options; returns their data.jsonl."""

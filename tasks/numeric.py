@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
@@ -180,6 +181,12 @@ class Numeric(AnswerTask):
         if self.settings["preset"] == "mathvista_rule":
             summary["mathvista_rule"] = sum(row.metrics.get("correct", 0.0) for row in rows) / len(rows)
         return {**summary, **super().summarize(rows)}
+
+    def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
+        """MRA by question type for samples with params.suite (VSI-Bench), see tasks.metrics.video_suites."""
+        from tasks.metrics.video_suites import suite_numbers
+
+        return suite_numbers(pairs, "mra")
 
     def example_data(self, folder: str) -> str:
         """12 scenes of one shape, asked for its width in pixels or as a share of the picture; returns their data.jsonl."""

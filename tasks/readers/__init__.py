@@ -17,6 +17,10 @@
     android_control  GZIP TFRecords of episodes                                   tasks.readers.android_control
     gui_odyssey    annotations/*.json, 0..1000                                    tasks.readers.gui_odyssey
     gui_r1, ui_r1  gt_action, gt_bbox (shares 0..1); img_filename, bbox (pixels)  tasks.readers.gui_r1
+    charades_sta, activitynet, qvhighlights   sentences and their times            tasks.readers.temporal
+    nextgqa        test.csv, gsub_test.json, map_vid_vidorID.json                 tasks.readers.nextgqa
+    videomme, mvbench, tempcompass, vsibench, videommmu, longvideobench, mlvu     tasks.readers.video_mme ...
+    got10k, videochat_got                     sequences of frames with boxes       tasks.readers.got10k
 
     python -c "from tasks.readers import read_any; print(len(read_any('data.jsonl')))"
 """
@@ -50,6 +54,11 @@ READERS: dict[str, str] = {
     "screenspot_hf": "screenspot:read_screenspot_hf", "screenspot_pro": "screenspot:read_screenspot_pro",
     "android_control": "android_control:read_android_control", "gui_odyssey": "gui_odyssey:read_gui_odyssey",
     "gui_r1": "gui_r1:read_gui_r1", "ui_r1": "gui_r1:read_ui_r1",
+    "charades_sta": "temporal:read_charades_sta", "activitynet": "temporal:read_activitynet",
+    "qvhighlights": "temporal:read_qvhighlights", "nextgqa": "nextgqa:read_nextgqa", "videomme": "video_mme:read_videomme",
+    "mvbench": "mvbench:read_mvbench", "tempcompass": "tempcompass:read_tempcompass", "vsibench": "vsi_bench:read_vsibench",
+    "videommmu": "video_mmmu:read_videommmu", "longvideobench": "long_video_bench:read_longvideobench",
+    "mlvu": "mlvu:read_mlvu", "got10k": "got10k:read_got10k", "videochat_got": "got10k:read_videochat_got",
 }
 """Format -> "module:function" below tasks.readers; a module is imported when its format is read."""
 

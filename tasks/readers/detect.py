@@ -15,6 +15,12 @@ __all__ = ["detect_format"]
 
 _RULES: tuple[tuple[str, frozenset[str]], ...] = tuple((name, frozenset(keys.split())) for name, keys in (
     ("orsta", "prompt reward_model"),
+    ("videomme", "videoID question options"), ("vsibench", "scene_name question_type ground_truth"),
+    ("longvideobench", "video_path subtitle_path question"), ("qvhighlights", "qid query vid"),
+    ("videommmu", "link_selected question_type"), ("videochat_got", "path object gt"),
+    ("mlvu", "video question candidates question_type"), ("mlvu", "video_name question task_type"),
+    ("mvbench", "video question candidates answer"), ("tempcompass", "video_id dim question answer"),
+    ("activitynet", "timestamps sentences"), ("nextgqa", "location duration fps"),
     ("gui_odyssey", "episode_id steps"),
     ("gui_r1", "gt_action gt_bbox"),
     ("pixmo_count", "image_url count"), ("pixmo_count", "image_sha256 count"), ("pixmo_count", "count points"),
@@ -49,6 +55,9 @@ def _of_object(value: dict[str, Any]) -> str | None:
     first = next((entry for entry in value.values() if isinstance(entry, dict)), {})
     if {"file_name", "hf_hub_url", "script_url"} & set(first):
         return "llama_factory"
+    items = [rows[0] for rows in first.values() if isinstance(rows, list) and rows]
+    if items and all(isinstance(item, dict) and {"question", "answer"} <= set(item) for item in items):
+        return "tempcompass"  # {video: {aspect: [question]}}
     return _by_keys(value) or _by_keys(first)
 
 
@@ -130,6 +139,15 @@ def _of_parquet(path: Path) -> str:
     return _by_keys(names) or "easyr1"
 
 
+def _of_text(path: Path) -> str | None:
+    """Format of a .txt file by its first line that is not blank: Charades-STA's, or GOT-10k's list of folders."""
+    with path.open("rb") as handle:
+        first = next((line for line in handle if line.strip()), b"").decode("utf-8-sig", "replace")
+    if "##" in first:
+        return "charades_sta"
+    return "got10k" if path.name == "list.txt" and (path.parent / first.strip() / "groundtruth.txt").is_file() else None
+
+
 def _is_gzip(path: Path) -> bool:
     with path.open("rb") as handle:
         return handle.read(2) == b"\x1f\x8b"
@@ -142,12 +160,18 @@ def _of_folder(where: Path) -> str:
         return "llama_factory"
     if any(where.glob("android_control*")):
         return "android_control"
+    if (where / "gsub_test.json").is_file() or (where / "gsub_val.json").is_file():
+        return "nextgqa"
+    lists = next((f for f in (where / "list.txt", *sorted(where.glob("*/list.txt"))) if f.is_file()), None)
+    if lists and _of_text(lists):
+        return "got10k"
     parquet = next(iter(sorted(where.glob("*.parquet"))), None)
     if parquet:
         return _of_parquet(parquet)
     if (where / "data.jsonl").is_file():
         return _of_lines(where / "data.jsonl")
-    for pattern in ("*_page_ocr.json", "screenspot*.json", "annotations/*.json", "*/*.parquet"):
+    for pattern in ("*_page_ocr.json", "screenspot*.json", "annotations/*.json", "json/*.json", "questions/*.json", "lvb_val.json",
+                    "multi-choice.json", "yes_no.json", "caption_matching.json", "captioning.json", "*/*.parquet"):
         first = next(iter(sorted(where.glob(pattern))), None)
         if first:
             return _of_parquet(first) if first.suffix == ".parquet" else _of_json(first)
@@ -170,6 +194,11 @@ def detect_format(path: str | Path) -> str:
         return _of_json(where)
     if where.suffix in (".jsonl", ".ndjson"):
         return _of_lines(where)
+    text = _of_text(where) if where.suffix == ".txt" else None
+    if text:
+        return text
+    if where.suffix == ".csv" and where.with_name(f"gsub_{where.stem}.json").is_file():
+        return "nextgqa"
     if "android_control" in where.name or "tfrecord" in where.name or _is_gzip(where):
         return "android_control"
     raise DataError(f"expected a .jsonl, .json, .parquet, refs(*).p or TFRecord file, found {where}; rename it or give format=")

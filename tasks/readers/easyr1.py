@@ -1,7 +1,8 @@
 """EasyR1 / verl files: parquet (or JSON, JSON Lines) with `problem`, `answer` and `images`; EasyVideoR1 adds types.
 
 `images` holds paths, {"bytes", "path"} structs or bytes; embedded pictures are written once to `media_dir`, named by
-their content. The number of <image> placeholders in `problem` must equal the number of pictures. Rows with
+their content. `videos` holds paths. The number of <image> placeholders in `problem` must equal the number of pictures, that
+of <video> the number of videos. Rows with
 `problem_type` go to the task of that type (tasks.readers.problem_types); in rows without it the task asked for says
 how `answer` is read: a box in the text for grounding, else the text itself, inside <answer> where there are such tags.
 
@@ -15,20 +16,21 @@ from typing import Any
 
 from mmrl.errors import ConfigError
 from mmrl.types import Sample
-from tasks.readers.answers import listed, options_in, read_answer, split_options
+from tasks.readers.answers import listed, options_in, split_options
 from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect
 from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
-from tasks.readers.tables import data_files, media_folder, picture, question_of, read_files, row_id, rows_of, size_params
+from tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
+from tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
+from tasks.readers.videos import Clips
 
 __all__ = ["read_easyr1"]
 
 _BOX_TASKS = ("grounding", "gui_grounding", "detection")
 
 
-def _question_and_params(row: Mapping[str, Any], task: str, question: str,
-                         sizes: list[tuple[int, int]]) -> tuple[str, dict[str, Any]]:
+def _question_and_params(row: Mapping[str, Any], task: str, question: str, media: Media) -> tuple[str, dict[str, Any]]:
     """(question without the options listed behind it, params)."""
-    params = {**size_params(sizes), **type_params(task, row.get("problem_type"))}
+    params = {**media.params, **type_params(task, row.get("problem_type"))}
     if task in ("choice", "spatial"):
         question, behind = split_options(question)
         options = options_in(row.get("options")) or options_in(behind)
@@ -40,42 +42,49 @@ def _question_and_params(row: Mapping[str, Any], task: str, question: str,
 
 def read_easyr1(path: str | Path, *, image_root: str | None = None, media_dir: str | None = None,
                 frame: str = "abs_orig", problem_key: str = "problem", answer_key: str = "answer",
-                images_key: str = "images", task: str = "grounding", types: Mapping[str, str] | None = None,
-                only_mine: bool = False, images_only: bool = False, on_error: str = "raise",
-                check: Check = check_by_task) -> Readout:
+                images_key: str = "images", videos_key: str = "videos", video_root: str | None = None,
+                video: Mapping[str, Any] | None = None, probe: bool = True, task: str = "grounding",
+                types: Mapping[str, str] | None = None, only_mine: bool = False, images_only: bool = False,
+                on_error: str = "raise", check: Check = check_by_task) -> Readout:
     """Read EasyR1 data: a parquet, JSON or JSON Lines file, or a folder of parquet files.
 
     `frame` is the frame of the boxes in `answer`; `media_dir` receives embedded pictures (default '<file>.media' beside
-    the file). `types` and `only_mine`: see tasks.readers.problem_types. `images_only` leaves rows with videos out, which
-    are errors otherwise. Rows are numbered per file.
+    the file). Videos are relative to `video_root` (default: `image_root`, else the file's folder); `video` (frame sampling) and
+    `probe`: see tasks.readers.videos.Clips; `images_only` leaves rows with videos out. `types` and `only_mine`: see
+    tasks.readers.problem_types. Rows are numbered per file.
     """
     keys = (problem_key, answer_key, images_key)
-    if len(set(keys)) != 3:
-        raise ConfigError(f"expected three different column names, found {', '.join(keys)}")
+    if len({*keys, videos_key}) != 4:
+        raise ConfigError(f"expected four different column names, found {', '.join((*keys, videos_key))}")
     box_frame, routes = check_frame(frame), Routes("easyr1", task, types, only_mine)
     needed = keys if task in _BOX_TASKS else keys[:2]
 
     def read_one(file: Path) -> Readout:
-        root, media = Path(image_root) if image_root else file.parent, media_folder(file, media_dir)
+        root, folder = Path(image_root) if image_root else file.parent, media_folder(file, media_dir)
+        clips = Clips(video_root or root, video, probe)
 
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
             own = routes.task_of(row.get("problem_type"))
-            if row.get("videos") or row.get("data_type") == "video":
-                refuse_video("a row with a video", images_only)
-            values = listed(row.get(images_key))
-            if own in _BOX_TASKS and not values:
+            values, videos = listed(row.get(images_key)), video_names(row.get(videos_key))
+            if images_only and (videos or row.get("data_type") == "video"):
+                refuse_video("a row with a video", True)
+            if row.get("data_type") == "video" and not videos:
+                raise RowError(f"a path in '{videos_key}', because data_type is video", f"keys {sorted(row)}", "add it, or set "
+                               "videos_key")
+            if own in _BOX_TASKS and not values and not videos:
                 raise RowError(f"at least one picture in '{images_key}'", "none", "add it, or set images_key")
-            question = question_of(row.get(problem_key), len(values), problem_key)
+            shown = Media(tuple(videos), ("",) * len(values), [], {})  # their numbers, before anything is opened
+            question = ask(row.get(problem_key), shown, problem_key)
             answer = row.get(answer_key)
             if answer is None:
                 raise RowError(f"'{answer_key}' with the truth", f"keys {sorted(row)}", "add it or set answer_key")
-            images = tuple(picture(value, root, media) for value in values)
-            sizes = [size_of(image) for image in images]  # all of them: a missing second picture is an error as well
-            question, params = _question_and_params(row, own, question, sizes)
+            media = load_media(videos, [picture(value, root, folder) for value in values], clips, size_of)
+            question, params = _question_and_params(row, own, question, media)
             yield Sample(
                 id=row_id(row.get("id", row.get("problem_id")), f"{file.stem}-{number}"), task=own,
                 source=str(row.get("data_source") or file.stem), question=question,
-                answer=check(own, read_answer(own, answer), box_frame, sizes, params), images=images, params=params)
+                answer=check(own, read_truth(own, answer), box_frame, media.sizes, params), images=media.images,
+                videos=media.videos, params=params)
 
         return collect(file, rows_of(file, needed, "set problem_key, answer_key or images_key"), convert, on_error)
 

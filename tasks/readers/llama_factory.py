@@ -5,7 +5,8 @@
                 "tags": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}}}
 
 Each row is one question: an optional system message (kept in params.system), a user turn and an assistant turn whose text,
-inside <answer> where there are such tags, is the truth. The number of <image> placeholders must equal that of the pictures.
+inside <answer> where there are such tags, is the truth. The number of <image> placeholders must equal that of the pictures, that
+of <video> placeholders that of the videos. Rows with audio are errors, or left out with `images_only`.
 A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags, pictures in `images`. A row's
 `problem_type` (or the column `type_key`) names its task; without it the task asked for holds.
 
@@ -20,17 +21,18 @@ from typing import Any, NamedTuple
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.types import Sample
-from tasks.readers.answers import listed, options_in, read_answer, split_options
+from tasks.readers.answers import listed, options_in, split_options
 from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
 from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
-from tasks.readers.tables import media_folder, picture, question_of, read_files, read_json, row_id, rows_of, size_params
+from tasks.readers.tables import media_folder, picture, read_files, read_json, row_id, rows_of
+from tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
+from tasks.readers.videos import Clips
 
 __all__ = ["read_llama_factory"]
 
 _TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
          "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"}
 _COLUMNS = {"messages": "conversations", "system": None, "tools": None, "images": None, "videos": None, "audios": None}
-_MEDIA = (("videos", "<video>"), ("audios", "<audio>"))
 
 
 class _Set(NamedTuple):
@@ -115,50 +117,58 @@ def _conversation(row: Mapping[str, Any], chosen: _Set) -> tuple[str, str, str |
     return question, answer, text_of(system, "system") if system else None
 
 
-def _images(row: Mapping[str, Any], chosen: _Set, question: str, images_only: bool) -> list[Any]:
-    for medium, placeholder in _MEDIA:
-        column = chosen.columns[medium]
-        if (column and row.get(column)) or placeholder in question:
-            refuse_video(f"a row with {medium}", images_only)
-    column = chosen.columns["images"]
-    if column is None and "<image>" in question:
-        raise RowError("columns.images in dataset_info.json, because the text has <image>", "none", "name the pictures' column")
-    return listed(row.get(column)) if column else []
+def _media(row: Mapping[str, Any], chosen: _Set, question: str, images_only: bool) -> tuple[list[str], list[Any]]:
+    """(names of videos, pictures as they stand) of a row. Raises RowError, SkipRow."""
+    sound = chosen.columns["audios"]
+    if (sound and row.get(sound)) or "<audio>" in question:
+        refuse_video("a row with audios", images_only)
+    for medium, placeholder in (("images", "<image>"), ("videos", "<video>")):
+        if chosen.columns[medium] is None and placeholder in question:
+            raise RowError(f"columns.{medium} in dataset_info.json, because the text has {placeholder}", "none",
+                           "name the pictures' column" if medium == "images" else "name the videos' column")
+    images, videos = (row.get(chosen.columns[medium]) if chosen.columns[medium] else None for medium in ("images", "videos"))
+    names = video_names(videos)
+    if names and images_only:
+        refuse_video("a row with videos", True)
+    return names, listed(images)
 
 
 def read_llama_factory(path: str | Path, *, dataset: str | None = None, image_root: str | None = None,
                        media_dir: str | None = None, frame: str = "abs_orig", task: str = "open_text",
                        type_key: str = "problem_type", types: Mapping[str, str] | None = None, only_mine: bool = False,
-                       images_only: bool = False, on_error: str = "raise", check: Check = check_by_task) -> Readout:
+                       images_only: bool = False, video_root: str | None = None, video: Mapping[str, Any] | None = None,
+                       probe: bool = True, on_error: str = "raise", check: Check = check_by_task) -> Readout:
     """Read one sharegpt data set of a LLaMA-Factory data folder.
 
     `path` is the folder, its dataset_info.json or a data file; `dataset` names the entry where there are several.
-    Pictures are relative to `image_root` (default: the folder of the data); `frame` is that of boxes in answers. `types`
-    and `only_mine`: see tasks.readers.problem_types; `images_only` leaves rows with video or audio out.
+    Pictures are relative to `image_root` (default: the folder of the data), videos to `video_root` (default: `image_root`);
+    `frame` is that of boxes in answers. `types` and `only_mine`: see tasks.readers.problem_types; `images_only` leaves rows with
+    video or audio out; `video` (frame sampling) and `probe`: see tasks.readers.videos.Clips.
     """
     chosen, box_frame = _resolve(Path(path), dataset), check_frame(frame)
     routes = Routes("llama_factory", task, types, only_mine)
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
 
     def read_one(file: Path) -> Readout:
-        root, media = Path(image_root) if image_root else folder, media_folder(file, media_dir)
+        root, store = Path(image_root) if image_root else folder, media_folder(file, media_dir)
+        clips = Clips(video_root or root, video, probe)
 
         def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
             kind = row.get(type_key)
             own = routes.task_of(kind)
             text, answer, system = _conversation(row, chosen)
-            values = _images(row, chosen, text, images_only)
-            question = question_of(text, len(values), chosen.tags["content_tag"])
-            images = tuple(picture(value, root, media) for value in values)
-            sizes = [size_of(image) for image in images]
-            params = {**size_params(sizes), **type_params(own, kind), **({"system": system} if system else {})}
+            videos, values = _media(row, chosen, text, images_only)
+            question = ask(text, Media(tuple(videos), ("",) * len(values), [], {}), chosen.tags["content_tag"])
+            media = load_media(videos, [picture(value, root, store) for value in values], clips, size_of)
+            params = {**media.params, **type_params(own, kind), **({"system": system} if system else {})}
             if own in ("choice", "spatial"):
                 question, behind = split_options(question)
                 options = options_in(row.get("options") or behind)
                 params |= {"options": options} if options else {}
             yield Sample(
                 id=row_id(row.get("id"), f"{file.stem}-{number}"), task=own, source=chosen.name, question=question,
-                answer=check(own, read_answer(own, answer), box_frame, sizes, params), images=images, params=params)
+                answer=check(own, read_truth(own, answer), box_frame, media.sizes, params), images=media.images,
+                videos=media.videos, params=params)
 
         return collect(file, rows_of(file), convert, on_error)
 

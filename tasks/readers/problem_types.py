@@ -23,6 +23,9 @@ __all__ = ["PROBLEM_TYPES", "Routes", "check_by_task", "fixed_task", "refuse_vid
 _VIDEO_R1 = {
     "multiple choice": "choice", "numerical": "numeric", "ocr": "ocr", "free form": "open_text", "regression": "numeric",
     "math": "math", "boolean": "boolean", "open ended": "open_text", "spatial grounding": "grounding",
+    "temporal grounding": "temporal_grounding", "spatial temporal grounding": "st_grounding", "tracking": "tracking",
+    "grounded qa": "grounded_qa", "video qa": "open_text", "video description": "open_text", "number": "numeric",
+    "mathematics": "math", "binary classification": "boolean",
 }
 PROBLEM_TYPES: Mapping[str, Mapping[str, str]] = {
     "video_r1": _VIDEO_R1,

@@ -4,11 +4,16 @@
      "options": ["A. dog", "B. cat"], "solution": "<answer>B</answer>", "path": "./a.png", "data_source": "x"}
 
 Types and their tasks: multiple choice -> choice, numerical -> numeric, regression -> numeric scored by MRA, OCR -> ocr,
-free-form and open-ended -> open_text, math, boolean, spatial grounding (a box in `frame`). Options lose their letters and
-go to params.options; a list of options behind the question ("Options:" and lines "A. dog") is taken from there where
-`options` is empty. Paths are relative to the data root. Rows with videos are errors, or left out with `images_only`.
+free-form and open-ended -> open_text, math, boolean, spatial grounding (a box in `frame`), temporal grounding
+{"time": [s, e]}, spatial-temporal grounding {"time", "boxes"} and tracking {"boxes"} -> the tasks of these names, keys of
+boxes are seconds. Options lose their letters and go to params.options; a list of options behind the question ("Options:" and
+lines "A. dog") is taken from there where `options` is empty. Paths are relative to the data root; data_type says whether
+`path` is a picture or a video, `image_path` is a picture beside a video. `images_only` leaves rows with videos out.
 
-    python -c "from tasks.readers.video_r1 import read_video_r1 as r; print(len(r('Video-R1-260k.json', images_only=True)))"
+EasyVideoR1's evaluation files are of this form. Its charades_sta.json has no readable truth (an error on every row), its
+mvbench.json lacks tasks: numbers on these copies are not those of the benchmarks.
+
+    python -c "from tasks.readers.video_r1 import read_video_r1 as r; print(len(r('Video-R1-260k.json', probe=False)))"
 """
 from __future__ import annotations
 
@@ -21,21 +26,29 @@ from mmrl.types import Sample
 from tasks.readers.answers import answer_in_tags, listed, options_in, parse_literal, read_answer, split_options
 from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, resolve_image, text_of
 from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
-from tasks.readers.tables import json_rows, question_of, row_id, size_params
+from tasks.readers.tables import json_rows, row_id
+from tasks.readers.video_rows import TIMED, ask, load_media, read_truth, video_names
+from tasks.readers.videos import Clips
 
 __all__ = ["read_video_r1"]
 
-def _pictures(row: Mapping[str, Any], images_only: bool) -> list[Any]:
-    """Picture names of a row; [] for a text question. Raises RowError or SkipRow for anything but pictures."""
-    kind = row.get("data_type")
+
+def _names(row: Mapping[str, Any], images_only: bool) -> tuple[list[str], list[Any]]:
+    """(names of videos, names of pictures) of a row; none for a text question. Raises RowError, SkipRow."""
+    kind, given = row.get("data_type"), row.get("path") not in (None, "", [])
     if kind == "video" or (kind is None and row.get("videos")):
-        refuse_video("a row with a video", images_only)
+        if images_only:
+            refuse_video("a row with a video", True)
+        videos = video_names(row["path"] if given else row.get("videos"))
+        if not videos:
+            raise RowError("'path' with the row's video", repr(row.get("path"))[:60], "add it")
+        return videos, listed(row.get("image_path") or None)
     if kind not in ("image", "text", "image-text", None):
         raise RowError("data_type image, text or video", repr(kind)[:60], "correct the row")
-    names = listed(row.get("path") if row.get("path") not in (None, "", []) else row.get("image_path"))
+    names = listed(row.get("path") if given else row.get("image_path"))
     if kind == "image" and not names:
         raise RowError("'path' with the row's picture", repr(row.get("path"))[:60], "add it")
-    return names
+    return [], names
 
 
 def _options(row: Mapping[str, Any], question: str) -> tuple[str, list[str]]:
@@ -55,7 +68,15 @@ def _truth(own: str, row: Mapping[str, Any]) -> Any:
     solution = row.get("solution")
     if solution is None:
         raise RowError("'solution' with <answer>...</answer>", f"keys {sorted(row)}", "add it")
-    text = answer_in_tags(text_of(solution, "solution"), required=True)
+    try:
+        text = answer_in_tags(text_of(solution, "solution"), required=True)
+    except RowError:
+        if own in TIMED and isinstance(solution, str) and solution.startswith("<think>"):
+            raise RowError("one answer, <answer>...</answer>", f"only thoughts in {solution[:80]!r}",
+                           "EasyVideoR1's charades_sta.json is broken like this: read the official charades_sta_test.txt") from None
+        raise
+    if own in TIMED:
+        return read_truth(own, text)
     if own == "grounding":  # EasyVideoR1: {"boxes": [x1, y1, x2, y2]}
         try:
             value = parse_literal(text)
@@ -66,29 +87,33 @@ def _truth(own: str, row: Mapping[str, Any]) -> Any:
     return read_answer(own, text)
 
 
-def read_video_r1(path: str | Path, *, image_root: str | None = None, frame: str = "abs_orig", task: str = "mixed",
-                  types: Mapping[str, str] | None = None, only_mine: bool = False, images_only: bool = False,
-                  encoding: str = "utf-8", on_error: str = "raise", check: Check = check_by_task) -> Readout:
-    """Read Video-R1 / EasyVideoR1 JSON (or JSON Lines). Paths are relative to `image_root` (default: the file's folder).
+def read_video_r1(path: str | Path, *, image_root: str | None = None, video_root: str | None = None, frame: str = "abs_orig",
+                  task: str = "mixed", types: Mapping[str, str] | None = None, only_mine: bool = False, images_only: bool = False,
+                  video: Mapping[str, Any] | None = None, probe: bool = True, encoding: str = "utf-8", on_error: str = "raise",
+                  check: Check = check_by_task) -> Readout:
+    """Read Video-R1 / EasyVideoR1 JSON (or JSON Lines). Paths are relative to `image_root` (default: the file's folder), those of
+    videos to `video_root` (default: `image_root`).
 
-    `frame` is that of boxes; `types` and `only_mine`: see tasks.readers.problem_types; `images_only` leaves videos out.
+    `frame` is that of boxes; `types` and `only_mine`: see tasks.readers.problem_types; `images_only` leaves videos out; `video`
+    (frame sampling) and `probe`: see tasks.readers.videos.Clips.
     """
     file = Path(path)
     box_frame, root = check_frame(frame), Path(image_root) if image_root else file.parent
-    routes = Routes("video_r1", task, types, only_mine)
+    routes, clips = Routes("video_r1", task, types, only_mine), Clips(video_root or root, video, probe)
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         kind = row.get("problem_type")
         own = routes.task_of(kind)
-        images = tuple(resolve_image(name, root) for name in _pictures(row, images_only))
-        question = question_of(row.get("problem"), len(images), "problem", exact=False)
-        sizes = [size_of(image) for image in images]
-        params = {**size_params(sizes), **type_params(own, kind), "problem_type": kind}
+        videos, pictures = _names(row, images_only)
+        media = load_media(videos, [resolve_image(name, root) for name in pictures], clips, size_of)
+        question = ask(row.get("problem"), media, "problem", exact=False)
+        params = {**media.params, **type_params(own, kind), "problem_type": kind}
         if own in ("choice", "spatial"):
             question, params["options"] = _options(row, question)
         yield Sample(
             id=row_id(row.get("problem_id"), f"{file.stem}-{number}"), task=own,
             source=str(row.get("data_source") or file.stem), question=question,
-            answer=check(own, _truth(own, row), box_frame, sizes, params), images=images, params=params)
+            answer=check(own, _truth(own, row), box_frame, media.sizes, params), images=media.images, videos=media.videos,
+            params=params)
 
     return collect(file, json_rows(file, encoding), convert, on_error)

@@ -1,6 +1,8 @@
 """Videos of data rows: where they are, and the facts every video row carries (width, height, duration of the shown part).
 
-A video is a file or a folder of numbered frames. Files are probed only where a row does not tell the facts itself.
+A video is a file or a folder of numbered frames. Files are probed only where a row does not tell the facts itself, and once
+per path. What a reader had to change in a truth (an end behind the video's end) stands in the sample's params.adjusted;
+`adjusted` counts it.
 
     python -c "from tasks.readers.videos import clip_facts; print(clip_facts('a.mp4', {'video': {'start': 2, 'end': 6}}))"
 """
@@ -8,14 +10,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmrl.errors import MediaError
-from tasks.readers.common import RowError
+from mmrl.coords import CoordFrame
+from mmrl.errors import ConfigError, MediaError, did_you_mean
+from mmrl.types import Sample
+from tasks.readers.common import Check, RowError
 
-__all__ = ["clip_facts", "resolve_video"]
+__all__ = ["Clips", "ENDINGS", "adjusted", "clip_facts", "find_video", "folder_seconds", "letter_of", "number_of", "resolve_video",
+           "spans_of", "video_sample"]
+
+ENDINGS = (".mp4", ".mkv", ".webm", ".avi", ".MP4", ".mov")
+"""Endings tried for sets that name a video by its id, in this order; a folder of frames has none."""
+_FACTS = frozenset({"width", "height", "duration"})
+_OF_THE_ROWS = ("start", "end", "timestamps")
+_SAMPLING = ("kind", "fps", "num_frames", "min_frames", "max_frames", "factor", "folder_fps", *_OF_THE_ROWS)
 
 
 def resolve_video(name: Any, root: Path) -> str:
@@ -31,35 +43,172 @@ def resolve_video(name: Any, root: Path) -> str:
     return path
 
 
-def _seconds(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise RowError(f"'{name}' in seconds, at least 0", repr(value)[:40], "write a number")
+def find_video(name: Any, root: Path, folders: Sequence[str] = ("",), endings: Sequence[str] = ENDINGS) -> str:
+    """Path of the video called `name`, with or without its ending, in one of `folders` below `root`.
+
+    The first that exists wins: folders in their order, the name as it is (a file with an ending, or a folder of frames), then
+    the name with each of `endings`. Raises RowError.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise RowError("the name of a video", repr(name)[:80], "write it as a string")
+    for folder in folders:
+        for ending in ("", *endings):
+            path = os.path.normpath(root / folder / f"{name}{ending}")
+            if os.path.exists(path):
+                return path
+    where = ", ".join(str(root / folder) for folder in folders[:4])
+    raise RowError(f"the video {name!r:.80} in {where}", "none there", "check the download, or say where the videos are: "
+                   "params.reader.video_root=FOLDER")
+
+
+def number_of(value: Any, name: str, least: float = 0.0) -> float:
+    """`value` as a finite number of at least `least`. Raises RowError; true and false are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
+        raise RowError(f"'{name}' in seconds, at least {least:g}", repr(value)[:40], "write a number")
     return float(value)
+
+
+def _probe(path: str) -> Any:
+    """video.decode.VideoInfo of a file or folder. Raises MediaError, MissingExtraError."""
+    from video.decode import probe
+
+    return probe(path)
 
 
 def clip_facts(path: str, params: Mapping[str, Any], info_of: Callable[[str], Any] | None = None) -> dict[str, Any]:
     """`params` with width, height (displayed pixels) and duration (seconds of the shown part).
 
-    The shown part is params.video.start .. end of the file. `info_of` (default video.decode.probe) is asked only where one
-    of the facts is missing. Raises RowError for a start that is not before the end, MediaError for a file that cannot be read.
+    The shown part is params.video.start .. end of the file; a folder of frames lasts as long as params.video.folder_fps says.
+    `info_of` (default video.decode.probe) is asked only where one of the facts is missing. Raises RowError for a start that is
+    not before the end, MediaError for a file that cannot be read.
     """
     sampling = params.get("video", {})
     if not isinstance(sampling, Mapping):
         raise RowError("params.video as an object", repr(sampling)[:60], "write {\"start\": 2.0, \"end\": 6.5}")
     facts = dict(params)
-    start = _seconds(sampling["start"], "params.video.start") if sampling.get("start") is not None else 0.0
-    end = _seconds(sampling["end"], "params.video.end") if sampling.get("end") is not None else None
+    start = number_of(sampling["start"], "params.video.start") if sampling.get("start") is not None else 0.0
+    end = number_of(sampling["end"], "params.video.end") if sampling.get("end") is not None else None
     if end is not None and start >= end:
         raise RowError("params.video.start before params.video.end", f"{start:g} and {end:g}", "correct the row")
-    if not {"width", "height", "duration"} <= set(facts):
-        if info_of is None:
-            from video.decode import probe as info_of
-        info = info_of(path)
-        if start >= info.duration_s:
-            raise RowError(f"params.video.start inside the video of {info.duration_s:g} s", f"{start:g}", "correct the row")
+    if not set(facts) >= _FACTS:
+        info = (info_of or _probe)(path)
+        whole = folder_seconds(path, info, sampling.get("folder_fps"))
+        if start >= whole:
+            raise RowError(f"params.video.start inside the video of {whole:g} s", f"{start:g}", "correct the row")
         facts.setdefault("width", info.width)
         facts.setdefault("height", info.height)
-        facts.setdefault("duration", (info.duration_s if end is None else min(end, info.duration_s)) - start)
-    if _seconds(facts["duration"], "params.duration") <= 0:
+        facts.setdefault("duration", (whole if end is None else min(end, whole)) - start)
+    if number_of(facts["duration"], "params.duration") <= 0:
         raise RowError("params.duration above 0 seconds", repr(facts["duration"]), "correct the row")
     return facts
+
+
+def folder_seconds(path: str, info: Any, folder_fps: Any = None) -> float:
+    """Seconds of a whole video: its own for a file, frames / `folder_fps` for a folder of frames where that is given."""
+    if folder_fps is None or not os.path.isdir(path):
+        return float(info.duration_s)
+    return float(info.frames / number_of(folder_fps, "params.video.folder_fps", 1e-3))
+
+
+def _check_sampling(video: Any) -> dict[str, Any]:
+    """reader.video as a dict. Raises ConfigError; the decoder judges the values."""
+    if video is None:
+        return {}
+    if not isinstance(video, Mapping):
+        raise ConfigError(f"expected reader.video as a mapping of sampling settings, found {video!r}; for example "
+                          "{fps: 1, max_frames: 64}")
+    for key in video:
+        if key not in _SAMPLING:
+            raise ConfigError(f"unknown setting {key!r} in reader.video; expected {', '.join(_SAMPLING)}."
+                              f"{did_you_mean(str(key), _SAMPLING)}")
+        if key in _OF_THE_ROWS:
+            raise ConfigError(f"expected no {key!r} in reader.video, because the rows say what is shown; remove it")
+    return dict(video)
+
+
+class Clips:
+    """The videos of one data set: found below `root`, probed once each, with sampling settings for all of them.
+
+    `video` are overrides of the frame sampling (fps, num_frames, max_frames ...) that go into every sample's params.video.
+    Probing reads a whole file once, which takes long for many hours of video; with `probe` false, params hold what the rows
+    tell, and a broken file is found when it is shown.
+    """
+
+    def __init__(self, root: str | Path, video: Mapping[str, Any] | None = None, probe: bool = True,
+                 info_of: Callable[[str], Any] | None = None) -> None:
+        if not isinstance(probe, bool):
+            raise ConfigError(f"expected reader.probe true or false, found {probe!r}")
+        self.root, self.video, self.probe = Path(root), _check_sampling(video), probe
+        self._info_of, self._infos = info_of or _probe, dict[str, Any]()
+
+    def info(self, path: str) -> Any:
+        """video.decode.VideoInfo of a file or folder, read once. Raises MediaError."""
+        if path not in self._infos:
+            self._infos[path] = self._info_of(path)
+        return self._infos[path]
+
+    def find(self, name: Any, folders: Sequence[str] = ("",), endings: Sequence[str] = ENDINGS) -> str:
+        """Path of the video called `name`. Raises RowError."""
+        return find_video(name, self.root, folders, endings)
+
+    def facts(self, path: str, params: Mapping[str, Any], **sampling: Any) -> dict[str, Any]:
+        """`params` with width, height, duration and, unless empty, video: the set's sampling under this row's own.
+
+        Without probing the three facts are those of `params`. Raises RowError, MediaError.
+        """
+        merged = {**self.video, **sampling}
+        known = {**params, **({"video": merged} if merged else {})}
+        return clip_facts(path, known, self.info) if self.probe or set(params) >= _FACTS else known
+
+    def seconds(self, path: str, params: Mapping[str, Any]) -> float:
+        """Seconds of the whole clip: params.duration, else asked of the file, also without probing. Raises MediaError."""
+        return params["duration"] if "duration" in params else folder_seconds(path, self.info(path), self.video.get("folder_fps"))
+
+
+def spans_of(value: Any, duration: float, name: str = "timestamps") -> tuple[list[list[float]], list[str]]:
+    """([[start, end], ...] in seconds, what was adjusted). An end behind `duration` is cut to it, as every official loader
+    does; anything else that is wrong raises RowError."""
+    if not isinstance(value, (list, tuple)) or not value:
+        raise RowError(f"'{name}' as a list of [start, end]", repr(value)[:80], "add the spans")
+    spans, notes = [], []
+    for pair in value:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise RowError(f"[start, end] in '{name}'", repr(pair)[:80], "write two numbers")
+        start, end = (number_of(v, name) for v in pair)
+        if start >= end:
+            raise RowError(f"a start before its end in '{name}'", f"{start:g} and {end:g}", "swap them or remove the row")
+        if start >= duration:
+            raise RowError(f"a span inside the video of {duration:g} s", f"{start:g} to {end:g}", "is it the right video?")
+        if end > duration:
+            notes.append("end cut to the duration")
+        spans.append([start, min(end, duration)])
+    return spans, notes
+
+
+def letter_of(answer: Any, options: Sequence[str]) -> tuple[str, list[str]]:
+    """(letter of the option whose text is `answer`, what was adjusted). Of equal options the first counts. Raises RowError.
+
+    Compared is the text as it stands, so that an option that is itself a letter is no trap.
+    """
+    from rewards.choice import LETTERS
+
+    found = [i for i, option in enumerate(options) if option.strip() == str(answer).strip()]
+    if not found or found[0] >= len(LETTERS):
+        raise RowError("an answer that is one of the options", f"{answer!r:.60} for {list(options)!r:.100}",
+                       "correct the answer or the options")
+    return LETTERS[found[0]], ["equal options, the first counts"] if len(found) > 1 else []
+
+
+def adjusted(samples: Iterable[Sample]) -> Counter[str]:
+    """How often readers had to change a truth, by what was done: Counter({'end cut to the duration': 12})."""
+    return Counter(note for sample in samples for note in sample.params.get("adjusted", ()))
+
+
+def video_sample(check: Check, task: str, *, name: str, source: str, question: str, truth: Any, video: str,
+                 params: Mapping[str, Any], notes: Sequence[str] = (), images: Sequence[str] = (),
+                 frame: CoordFrame = CoordFrame.ABS_ORIG) -> Sample:
+    """One sample about one video; its truth as `check` gives it, with the clip's size. `params` come from Clips.facts."""
+    full = {**params, **({"adjusted": list(notes)} if notes else {})}
+    sizes = [(full["width"], full["height"])] if {"width", "height"} <= set(full) else []
+    return Sample(id=name, task=task, source=source, question=question, images=tuple(images), videos=(video,), params=full,
+                  answer=check(task, truth, frame, sizes, full))

@@ -18,10 +18,12 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.types import Sample
-from tasks.readers.answers import box_in_text, listed, options_in, read_answer, split_options
+from tasks.readers.answers import box_in_text, listed, options_in, split_options
 from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, resolve_image, text_of
-from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
-from tasks.readers.tables import json_rows, question_of, row_id, size_params
+from tasks.readers.problem_types import Routes, check_by_task, type_params
+from tasks.readers.tables import json_rows, row_id
+from tasks.readers.video_rows import ask, load_media, read_truth, video_names
+from tasks.readers.videos import Clips
 
 __all__ = ["box_in_text", "json_rows", "read_vlm_r1"]
 
@@ -59,34 +61,35 @@ def _question_and_answer(row: Mapping[str, Any], frame: CoordFrame, task: str) -
     return text, row["normalized_solution"], CoordFrame.REL1000
 
 
-def read_vlm_r1(path: str | Path, *, image_root: str | None = None, frame: str = "abs_orig", task: str = "grounding",
-                types: Mapping[str, str] | None = None, only_mine: bool = False, images_only: bool = False,
-                encoding: str = "utf-8", on_error: str = "raise", check: Check = check_by_task) -> Readout:
+def read_vlm_r1(path: str | Path, *, image_root: str | None = None, video_root: str | None = None, frame: str = "abs_orig",
+                task: str = "grounding", types: Mapping[str, str] | None = None, only_mine: bool = False,
+                images_only: bool = False, video: Mapping[str, Any] | None = None, probe: bool = True, encoding: str = "utf-8",
+                on_error: str = "raise", check: Check = check_by_task) -> Readout:
     """Read VLM-R1 JSON or JSON Lines. `frame` is that of `solution` and of boxes in text. Picture paths are relative to
-    `image_root` (default: the file's folder). A box belongs to the first picture. `encoding` is that of a .json file;
-    `types`, `only_mine`: see tasks.readers.problem_types; `images_only` leaves rows with a video out."""
+    `image_root` (default: the file's folder), paths in `video` to `video_root` (default: `image_root`). A box belongs to the
+    first picture. `encoding` is that of a .json file; `types`, `only_mine`: see tasks.readers.problem_types; `images_only` leaves
+    rows with a video out; `video` (frame sampling) and `probe`: see tasks.readers.videos.Clips."""
     file = Path(path)
     text_frame, root = check_frame(frame), Path(image_root) if image_root else file.parent
-    routes = Routes("vlm_r1", task, types, only_mine)
+    routes, clips = Routes("vlm_r1", task, types, only_mine), Clips(video_root or root, video, probe)
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         own = routes.task_of(_kind(row))
-        if row.get("video") or row.get("videos"):
-            refuse_video("a row with a video", images_only)
-        images = tuple(resolve_image(name, root) for name in listed(row.get("image", row.get("images"))))
-        if not images and own in (*_BOX_TASKS, "detection"):
+        images = [resolve_image(name, root) for name in listed(row.get("image", row.get("images")))]
+        videos = video_names(row.get("video") or row.get("videos"))
+        if not images and not videos and own in (*_BOX_TASKS, "detection"):
             raise RowError("at least one picture in 'image'", "none", "name the picture")
         text, value, box_frame = _question_and_answer(row, text_frame, own)
-        sizes = [size_of(image) for image in images]  # all of them: a missing second picture is an error as well
-        params = {**size_params(sizes), **type_params(own, row.get("problem_type"))}
-        question = question_of(_ASKING.sub("", text) if own in _BOX_TASKS else text, len(images), "the question", exact=False)
+        media = load_media(videos, images, clips, size_of, images_only)
+        params = {**media.params, **type_params(own, row.get("problem_type"))}
+        question = ask(_ASKING.sub("", text) if own in _BOX_TASKS else text, media, "the question", exact=False)
         if own in ("choice", "spatial"):
             question, behind = split_options(question)
             options = options_in(row.get("options") or behind)
             params |= {"options": options} if options else {}
         yield Sample(
             id=row_id(row.get("id"), f"{file.stem}-{number}"), task=own, source=str(row.get("dataset") or file.stem),
-            question=question, answer=check(own, read_answer(own, value), box_frame, sizes, params), images=images,
-            params=params)
+            question=question, answer=check(own, read_truth(own, value), box_frame, media.sizes, params), images=media.images,
+            videos=media.videos, params=params)
 
     return collect(file, json_rows(file, encoding), convert, on_error)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mmrl.types import Sample
 from tasks.readers import read_any
 from tasks.readers.answers import answer_in_tags, parse_literal, read_answer, split_options
 from tasks.readers.common import RowError
+from tasks.readers.mmmu import read_mmmu
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +54,7 @@ def test_video_r1_rows_go_to_the_task_of_their_type(fixtures: dict[str, str]) ->
     assert samples["5"].params["reward"] == {"accuracy": {"mode": "mra"}} and "reward" not in samples["2"].params
     assert (samples["1"].params["width"], samples["1"].params["height"]) == SIZE and samples["1"].source == "hand-made"
     assert readout.skipped == {"not pictures only: a row with a video": 1}
-    with pytest.raises(DataError, match=r"row 7: expected a row with pictures only, found a row with a video; set "
-                                        r"reader\.images_only=true"):
+    with pytest.raises(DataError, match=r"row 7: expected a video file or a folder of frames, found none at .*videos/1\.mp4"):
         read_any(fixtures["video_r1"])
 
 
@@ -144,7 +145,7 @@ def test_untyped_easyr1_rows_are_read_as_the_task_asks(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 1: expected at least one picture in 'images'"):
         read_any(tmp_path / "rows.json", task="grounding")
     (tmp_path / "video.json").write_text(json.dumps([{**rows[0], "videos": ["a.mp4"]}]))
-    with pytest.raises(DataError, match=r"a row with a video; set reader.images_only"):
+    with pytest.raises(DataError, match=r"row 1: expected 1 <video> placeholders, one per video, found 0 placeholders"):
         read_any(tmp_path / "video.json", task="open_text")
     assert read_any(tmp_path / "video.json", task="open_text", images_only=True).skipped.total() == 1
 
@@ -215,7 +216,8 @@ TURNS = [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "a"}]
     ({"messages": TURNS, "images": ["images/scene.png"]}, "correct columns.messages"),
     ({"conversations": TURNS, "images": []}, "0 <image> placeholders, one per picture, found 1 placeholders and 0 pictures"),
     ({"conversations": TURNS, "images": ["images/scene.png"] * 2}, "found 1 placeholders and 2 pictures"),
-    ({"conversations": [{"from": "human", "value": "<video>q"}, TURNS[1]]}, "a row with videos; set reader.images_only"),
+    ({"conversations": [{"from": "human", "value": "<video>q"}, TURNS[1]]}, "expected columns.videos in dataset_info.json"),
+    ({"conversations": [{"from": "human", "value": "<audio>q"}, TURNS[1]]}, "a row with audios; set reader.images_only"),
     ({"conversations": [TURNS[0], {"from": "gpt", "value": ""}], "images": ["images/scene.png"]}, "text in 'value'"),
 ])
 def test_bad_llama_factory_rows(tmp_path: Path, fixtures: dict[str, str], row: dict[str, Any], words: str) -> None:
@@ -304,9 +306,9 @@ def test_mmmu_options_are_parsed_and_placeholders_numbered(fixtures: dict[str, s
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"options": "__import__('os').system('true')"}, "'options' as a list"), ({"options": "[open('x')]"}, "expected a value"),
-    ({"options": "['a', 'b'"}, "the text of one"), ({"options": "['a']"}, "2 to 26 options"), ({"answer": "?"}, "test split"),
-    ({"question": "<image 3> what?"}, "a picture in 'image_3'"), ({"question_type": "essay"}, "one of the problem types"),
-    ({"answer": "Z"}, "one of A. a"),
+    ({"options": "['a', 'b'"}, "the text of one"), ({"options": "['a']"}, "2 to 26 options"),
+    ({"answer": "?"}, "reader.split=validation"), ({"question": "<image 3> what?"}, "a picture in 'image_3'"),
+    ({"question_type": "essay"}, "one of the problem types"), ({"answer": "Z"}, "one of A. a"),
 ])
 def test_bad_mmmu_rows(tmp_path: Path, fixtures: dict[str, str], change: dict[str, Any], words: str) -> None:
     image = str(Path(fixtures["easy_video_r1"]).with_name("scene.png"))
@@ -318,6 +320,33 @@ def test_bad_mmmu_rows(tmp_path: Path, fixtures: dict[str, str], change: dict[st
     assert words in str(caught.value)
     readout = read_any(tmp_path / "rows.json", task="mixed", on_error="record")
     assert [s.question for s in readout] == ["what?"] and len(readout.rejected) == 1
+
+
+def test_the_splits_of_mmmu_are_kept_apart_by_id_and_by_file(tmp_path: Path, fixtures: dict[str, str]) -> None:
+    image = str(Path(fixtures["easy_video_r1"]).with_name("scene.png"))
+    row = {"question": "<image 1> what?", "options": "['a', 'b']", "answer": "A", "question_type": "multiple-choice",
+           "image_1": image}
+    rows = [{**row, "id": f"{split}_Art_{n}", "answer": "?" if split == "test" else "A"}
+            for split, count in (("dev", 1), ("validation", 2), ("test", 3)) for n in range(count)]
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(rows))
+    kept = read_mmmu(file, split="validation")
+    assert [s.id for s in kept] == ["validation_Art_0", "validation_Art_1"] and {s.source for s in kept} == {"MMMU/Art"}
+    assert dict(kept.skipped) == {"split dev": 1, "split test": 3}
+    assert [s.id for s in read_mmmu(file, split="dev")] == ["dev_Art_0"]
+    for split in (None, "test"):
+        with pytest.raises(DataError, match=r"row 4: .*'\?'.*not published.*reader\.split=validation"):
+            read_mmmu(file, split=split)
+    with pytest.raises(ConfigError, match="unknown split 'val'; expected one of dev, validation, test"):
+        read_mmmu(file, split="val")
+    file.write_text(json.dumps([{**row, "id": "Art_1"}]))
+    assert len(read_mmmu(file)) == 1, "without a split the id is free"
+    with pytest.raises(DataError, match=r"row 1: .*validation_Accounting_1.*'Art_1'.*leave reader\.split out"):
+        read_mmmu(file, split="validation")
+    folder = tmp_path / "MMMU" / "Accounting"
+    shutil.copytree(Path(fixtures["mmmu"]).parent, folder)
+    (folder / "test-00000-of-00001.parquet").write_bytes(b"never opened")
+    assert len(read_any(tmp_path / "MMMU", "mmmu", task="mixed", split="validation")) == 3
 
 
 # texts of answers
