@@ -137,6 +137,7 @@ class _ToRgb:
     def __init__(self, stream: Any) -> None:
         av = import_library("av")
         self.graph = av.filter.Graph()
+        self.graph.threads = 1
         steps = [self.graph.add_buffer(template=stream, time_base=stream.time_base), self.graph.add("scale", "flags=bicubic"),
                  self.graph.add("format", "rgb24"), self.graph.add("buffersink")]
         for before, after in itertools.pairwise(steps):

@@ -18,7 +18,7 @@ from mmrl.errors import MediaError, MissingExtraError
 from video.containers import is_cut, looks_like_video
 from video.sampling import constant_fps, is_variable
 
-__all__ = ["ClipIndex", "VideoInfo", "import_library", "open_container", "scan", "stream_at", "upright"]
+__all__ = ["ClipIndex", "VideoInfo", "forget", "import_library", "open_container", "scan", "stream_at", "upright"]
 
 _PLAYLISTS = {"hls", "concat", "dash", "sdp", "rtsp"}  # they name other files or addresses
 _LISTS_BOXES = {"mov", "mp4"}
@@ -377,3 +377,8 @@ def scan(path: str | os.PathLike[str]) -> ClipIndex:
     _head(name)
     facts = os.stat(name)
     return _scan_file(name, (facts.st_size, facts.st_ino, facts.st_mtime_ns))
+
+
+def forget() -> None:
+    """Forget all indices kept by `scan`."""
+    _scan_file.cache_clear()

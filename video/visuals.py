@@ -67,12 +67,14 @@ class Change:
 class Visual:
     """A picture or clip as prompts hold it; picklable, without tensors.
 
-    grid_thw counts patches, `tokens` those the language model sees; `digest` is the hash of the unchanged pixels.
+    grid_thw counts patches, `tokens` those the language model sees; `content` is the hash of the file, `digest` that of the
+    unchanged pixels.
     """
 
     kind: str  # image or video
     path: str
     key: str
+    content: str
     digest: str
     grid_thw: tuple[int, int, int]
     tokens: int
@@ -230,8 +232,7 @@ class VisualCache:
         sampling = FrameSampling.from_mapping(overrides, self.settings.sampling) if overrides else self.settings.sampling
         return self._reference("video", path, sampling)
 
-    def _key(self, kind: str, path: str, sampling: FrameSampling | None) -> str:
-        content = content_digest(path, self.store)
+    def _key(self, kind: str, path: str, sampling: FrameSampling | None, content: str) -> str:
         part = {"kind": kind, "content": content, "processor": self._fingerprint(kind), "schema": SCHEMA}
         if sampling is None:
             return make_key(**part, options=json.dumps(self.image_options, sort_keys=True))
@@ -243,17 +244,21 @@ class VisualCache:
         from os.path import exists
 
         if not exists(path):  # said by the reader, with its mend
-            (open_image if kind == "image" else read_clip)(path, *([] if sampling is None else [sampling]))
-        key = self._key(kind, path, sampling)
-        meta = self._packed(key, kind, path, sampling).meta
+            if sampling is None:
+                open_image(path)
+            else:
+                read_clip(path, sampling)
+        content = content_digest(path, self.store)
+        key = self._key(kind, path, sampling, content)
+        meta = self._packed(key, kind, path, sampling, content).meta
         t, h, w = meta["grid_thw"]
-        return Visual(kind, path, key, meta["digest"], (t, h, w), t * h * w // self.codec(kind).layout.merge**2,
+        return Visual(kind, path, key, content, meta["digest"], (t, h, w), t * h * w // self.codec(kind).layout.merge**2,
                       tuple(meta["orig_wh"]), tuple(meta["resized_wh"]), meta.get("frames", 1),
                       tuple(meta.get("timestamps_s", ())), meta.get("duration_s", 0.0), meta.get("sample_fps", 0.0), sampling)
 
     # level 1
 
-    def _packed(self, key: str, kind: str, path: str, sampling: FrameSampling | None) -> _Packed:
+    def _packed(self, key: str, kind: str, path: str, sampling: FrameSampling | None, content: str) -> _Packed:
         if (found := self._pixels.get(key)) is not None:
             self.stats.recalled += 1
             return found
@@ -267,7 +272,8 @@ class VisualCache:
             tensors, meta = build()
             packed = _Packed(tensors["pixels"], meta, tensors["pixels"].numel() * tensors["pixels"].element_size())
         else:
-            entry = self.store.get_or_build(key, build)
+            # a file edited between its digest and its decoding must not be kept under the old key
+            entry = self.store.get_or_build(key, build, sources={path: content})
             packed = _Packed(entry.tensors["pixels"], entry.meta, 0, entry)
         spent = time.perf_counter() - began
         if self.stats.built > before:
@@ -294,8 +300,8 @@ class VisualCache:
         factor = codec.layout.patch * codec.layout.merge
         clip = read_clip(path, sampling, decoder=self.settings.decoder)
         T, height, width, _ = clip.rgb_THWC.shape
-        low, high, total = self.settings.bounds(factor)
-        low, high = frame_pixels(T, min_pixels=low, max_pixels=high, total_pixels=total, factor=factor)
+        least, most, total = self.settings.bounds(factor)
+        low, high = frame_pixels(T, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor)
         try:
             new_height, new_width = smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
         except ValueError as err:
@@ -316,7 +322,7 @@ class VisualCache:
 
     def pixels(self, visual: Visual, device: torch.device | None = None) -> torch.Tensor:
         """float32 patches (n, D) of `visual`, in its view. Raises MismatchError when they are no longer those referred to."""
-        packed = self._packed(visual.key, visual.kind, visual.path, visual.sampling)
+        packed = self._packed(visual.key, visual.kind, visual.path, visual.sampling, visual.content)
         if packed.meta["digest"] != visual.digest:
             raise MismatchError(f"{visual.path}: expected pixels {visual.digest}, found {packed.meta['digest']}: the file, the "
                                 "processor or the decoder changed during the run; restore it, or resume")

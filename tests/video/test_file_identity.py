@@ -141,7 +141,8 @@ def test_a_file_that_was_just_written_is_not_remembered(tmp_path: Path, reads: l
     for version in range(20):  # same size, within one tick of the file system's clock
         clip.write_bytes(b"version %02d" % version)
         assert content_digest(clip) == hashlib.blake2b(b"version %02d" % version, digest_size=20, person=b"mmrl-file-1").hexdigest()
-    assert len(reads) == 20
+    content_digest(clip)
+    assert len(reads) == 21
 
 
 def test_a_folder_of_frames_is_named_by_names_and_contents(tmp_path: Path, settled: None, reads: list[str]) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import mmrl  # noqa: F401  (lets torchvision load beside a CPU torch)
 import numpy as np
 import pytest
 from qwen_vl_utils import process_vision_info, vision_process
 
+import mmrl  # noqa: F401  (lets torchvision load beside a CPU torch)
 from assets.make_video_fixtures import FOLDER
+from tests.video.decoder_kit import needs
 from video.budget import frame_pixels, resize_frames, smart_resize
 from video.decode import read_clip
 from video.sampling import FrameSampling
@@ -23,7 +24,7 @@ CLIPS = ("counter.mp4", "ntsc.mp4", "vp9.webm", "bt709.mp4", "turned_90.mp4", "t
 @pytest.fixture(params=["decord", "torchcodec"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """qwen-vl-utils made to use one of its readers, and kept from falling back to another."""
-    pytest.importorskip(request.param)
+    needs(request.param)
     monkeypatch.setattr(vision_process, "FORCE_QWENVL_VIDEO_READER", request.param)
     monkeypatch.delitem(vision_process.VIDEO_READER_BACKENDS, "torchvision")
     vision_process.get_video_reader_backend.cache_clear()
@@ -52,13 +53,14 @@ def test_frames_and_pixels_are_those_of_fetch_video(name: str, fields: dict[str,
     (frames_TCHW, metadata), _ = vision_process.fetch_video(ask, return_video_sample_fps=True, return_video_metadata=True)
     rgb_THWC, indices, fps = ours(name, fields, budget, 28)
     assert list(indices) == list(metadata["frames_indices"])
-    assert fps == pytest.approx(metadata["fps"], rel=1e-6)
+    assert fps == pytest.approx(metadata["fps"], rel=1e-3)  # torchcodec measures rounded milliseconds
     assert frames_TCHW.shape == (len(indices), 3, *rgb_THWC.shape[1:3])
     difference = np.abs(frames_TCHW.permute(0, 2, 3, 1).numpy() - rgb_THWC)
     assert difference.max() <= 2 and difference.mean() <= 0.25  # observed 0
 
 
-@pytest.mark.parametrize(("patch", "budget"), [(14, {}), (16, {}), (14, {"max_pixels": 150 * 784}), (16, {"total_pixels": 500 * 1024})])
+@pytest.mark.parametrize(("patch", "budget"), [
+    (14, {}), (16, {}), (14, {"max_pixels": 150 * 784}), (16, {"total_pixels": 500 * 1024})])
 def test_sizes_are_those_of_process_vision_info(patch: int, budget: dict[str, Any], reader: str) -> None:
     """Qwen2.5-VL (patch 14) and Qwen3-VL (16), with their default budgets and others."""
     messages = [{"role": "user", "content": [{"type": "video", "video": str(FOLDER / "counter.mp4"), **budget}]}]

@@ -5,7 +5,6 @@ import itertools
 import math
 from typing import Any
 
-import mmrl  # noqa: F401  (lets torchvision, which qwen_vl_utils imports, load beside a CPU torch)
 import numpy as np
 import pytest
 import torch
@@ -13,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_vl_utils.vision_process import calculate_video_frame_range, smart_nframes
 
+import mmrl  # noqa: F401  (lets torchvision, which qwen_vl_utils imports, load beside a CPU torch)
 from mmrl.errors import ConfigError, MediaError
 from video.sampling import KINDS, FrameSampling, constant_fps, is_variable, select_frames
 
@@ -74,7 +74,7 @@ def requests(draw: st.DrawFn) -> FrameSampling:
         num_frames=draw(st.integers(1, 40)) if kind in ("uniform", "keyframes") else None)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(gaps=gaps(), sampling=requests(), every=st.integers(1, 9))
 def test_indices_ascend_lie_in_the_part_and_obey_the_counts(gaps: list[float], sampling: FrameSampling, every: int) -> None:
     times = np.concatenate([[0.0], np.cumsum(gaps)])
@@ -82,7 +82,8 @@ def test_indices_ascend_lie_in_the_part_and_obey_the_counts(gaps: list[float], s
     try:
         chosen = select_frames(times, sampling, keys)
     except MediaError as err:
-        assert err.kind in ("too_short", "unsupported")
+        assert err.kind in {"all": ("too_short", "too_large"), "keyframes": ("too_short", "unsupported")}.get(
+            sampling.kind, ("too_short",))
         return
     assert chosen and all(0 <= a <= b < len(times) for a, b in itertools.pairwise((*chosen, chosen[-1])))
     start, end = sampling.start or 0.0, math.inf if sampling.end is None else sampling.end
@@ -103,7 +104,7 @@ def test_indices_ascend_lie_in_the_part_and_obey_the_counts(gaps: list[float], s
         assert len(chosen) % sampling.factor == 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(gaps=gaps(), fractions=st.lists(st.floats(0, 1), min_size=1, max_size=20))
 def test_a_moment_shows_the_frame_on_screen(gaps: list[float], fractions: list[float]) -> None:
     """By definition: it begins at or before the moment, and the next one begins after it."""
@@ -159,11 +160,14 @@ def test_rates_from_rounded_times() -> None:
 
 
 @pytest.mark.parametrize(("fields", "says"), [
-    ({"kind": "unifrom"}, "Did you mean 'uniform'"), ({"fps": 0}, "above 0"), ({"fps": "2"}, "video.fps"), ({"fps": math.nan}, "fps"),
-    ({"kind": "uniform"}, "num_frames: 16"), ({"num_frames": 8}, "kind: uniform"), ({"kind": "uniform", "num_frames": 0}, "at least 1"),
-    ({"kind": "uniform", "num_frames": True}, "whole number"), ({"start": 3.0, "end": 2.0}, "swap"), ({"start": -1.0}, "at least 0"),
+    ({"kind": "unifrom"}, "Did you mean 'uniform'"), ({"fps": 0}, "above 0"), ({"fps": "2"}, "video.fps"),
+    ({"fps": math.nan}, "fps"),
+    ({"kind": "uniform"}, "num_frames: 16"), ({"num_frames": 8}, "kind: uniform"),
+    ({"kind": "uniform", "num_frames": 0}, "at least 1"), ({"start": -1.0}, "at least 0"),
+    ({"kind": "uniform", "num_frames": True}, "whole number"), ({"start": 3.0, "end": 2.0}, "swap"),
     ({"min_frames": 9, "max_frames": 8}, "max_frames"), ({"factor": 0}, "factor"), ({"max_frames": 1, "min_frames": 1}, "factor 2"),
-    ({"kind": "timestamps"}, "needs it"), ({"timestamps": (1.0,)}, "belongs to"), ({"kind": "timestamps", "timestamps": "1"}, "list"),
+    ({"kind": "timestamps"}, "needs it"), ({"timestamps": (1.0,)}, "belongs to"),
+    ({"kind": "timestamps", "timestamps": "1"}, "list"),
     ({"kind": "timestamps", "timestamps": (2.0, 1.0)}, "ascending"), ({"kind": "timestamps", "timestamps": (-1.0,)}, "at least 0"),
     ({"kind": "timestamps", "timestamps": (1.0,), "start": 2.0}, "of the file"), ({"folder_fps": math.inf}, "folder_fps")])
 def test_bad_fields_say_what_is_expected(fields: dict[str, Any], says: str) -> None:
@@ -185,14 +189,15 @@ def test_a_row_overrides_the_base() -> None:
 
 
 @pytest.mark.parametrize(("mapping", "says"), [
-    ({"nframes": 8}, "Did you mean 'num_frames'"), ({"fps": 2, "num_frames": 8}, "contradict"), ([1], "mapping"), ({1: 2}, "unknown key"),
+    ({"nframes": 8}, "Did you mean 'num_frames'"), ({"fps": 2, "num_frames": 8}, "contradict"), ([1], "mapping"),
+    ({1: 2}, "unknown key"),
     ({"kind": "fps", "num_frames": 8}, "belongs to kind uniform")])
 def test_bad_overrides_say_what_is_expected(mapping: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         FrameSampling.from_mapping(mapping)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(one=requests(), two=requests())
 def test_equal_keys_mean_equal_choices(one: FrameSampling, two: FrameSampling) -> None:
     times = steady(77, 10)
@@ -212,6 +217,6 @@ def test_keys_are_stable_and_ignore_what_does_not_matter() -> None:
     assert FrameSampling("uniform", num_frames=8, fps=3.0).key() == FrameSampling("uniform", num_frames=8).key()
     assert FrameSampling(fps=2).key() == FrameSampling(fps=2.0).key()
     assert FrameSampling(start=1).key() != FrameSampling().key()
-    keys = [FrameSampling(kind, num_frames=4 if kind == "uniform" else None, timestamps=(1.0,) if kind == "timestamps" else ()).key()
-            for kind in KINDS]
+    needed: dict[str, dict[str, Any]] = {"uniform": {"num_frames": 4}, "timestamps": {"timestamps": (1.0,)}}
+    keys = [FrameSampling(kind, **needed.get(kind, {})).key() for kind in KINDS]
     assert len(set(keys)) == len(KINDS)

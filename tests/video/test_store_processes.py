@@ -121,6 +121,14 @@ def test_small_torture(tmp_path: Path) -> None:
     assert any(name.startswith("killed") for row in record["rounds"] for name in row["done"])
 
 
+@pytest.mark.slow
+def test_torture_where_mounting_is_not_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    record = torture(tmp_path, seconds=2.0, seed=4, sources=20, processes=3, only=(Round("full", 1.0, full_disk=True),))
+    [row] = record["rounds"]
+    assert record["passed"] and row["disk"] == "file size limit" and row["counts"]["uncached"] > 0, json.dumps(row, indent=1)
+
+
 def test_the_torture_sees_what_was_left(tmp_path: Path) -> None:
     store = TensorStore(tmp_path)
     store.put(KEY, numbers()).close()

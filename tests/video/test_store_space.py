@@ -184,3 +184,26 @@ def test_what_dead_processes_left_is_removed_and_what_the_living_use_is_not(tmp_
     os.close(fd)
     store.prune()
     assert at_rest(store)
+
+
+def test_a_file_removed_or_replaced_between_opening_and_locking_is_not_read(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from video import locks
+
+    store, real, races = TensorStore(tmp_path), locks._lock, list[str]()
+
+    def late(fd: int, kind: int) -> bool:
+        if races:
+            os.unlink(path_of(store))
+            if races.pop() == "replaced":
+                store.put(KEY, numbers(seed=2)).close()
+        return real(fd, kind)
+
+    monkeypatch.setattr(locks, "_lock", late)
+    store.put(KEY, numbers()).close()
+    races.append("removed")
+    assert store.get(KEY) is None
+    store.put(KEY, numbers()).close()
+    races.append("replaced")
+    entry = store.get(KEY)
+    assert entry is not None and torch.equal(entry.tensors["x"], numbers(seed=2)["x"])
