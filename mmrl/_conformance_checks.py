@@ -77,7 +77,8 @@ class Bench:
     def context(self, sizes: Sizes, frame: CoordFrame | None = None,
                 progress: float = 1.0) -> RewardContext:
         """Context of a complete answer in `frame` (default: the one the model emits) at `progress` of the training."""
-        images, videos = (tuple(s for s in sizes if isinstance(s, kind)) for kind in (ImageSize, VideoSize))
+        images = tuple(s for s in sizes if isinstance(s, ImageSize))
+        videos = tuple(s for s in sizes if isinstance(s, VideoSize))
         return RewardContext(round(100 * progress), 100, frame or self.encoder.template.frame, images, num_tokens=16,
                              max_tokens=1024, videos=videos)
 
@@ -188,6 +189,12 @@ def _geometry(score: Score) -> tuple[list[tuple[float, ...]], list[tuple[float, 
     """
     detail = score.detail
     boxes, true_boxes = boxes_of(detail, "pred_boxes"), boxes_of(detail, "gold_boxes")
+    tracks, true_tracks = (detail.get(name) for name in ("pred_tracks", "gold_tracks"))
+    if isinstance(tracks, Mapping) and isinstance(true_tracks, Mapping):
+        if tracks.keys() != true_tracks.keys():
+            return None
+        boxes = [*boxes, *(tuple(tracks[key]) for key in true_tracks)]
+        true_boxes = [*true_boxes, *(tuple(box) for box in true_tracks.values())]
     points, true_points = points_of(detail, "pred_points"), points_of(detail, "gold_points")
     if points and not true_points:
         true_points = [((x1 + x2) / 2, (y1 + y2) / 2) for x1, y1, x2, y2 in true_boxes]
@@ -205,7 +212,8 @@ def _only_rounded(score: Score, ctx: RewardContext) -> bool:
     if (found := _geometry(score)) is None:
         return False
     grid = 0.001 if ctx.frame is CoordFrame.REL1 else 1.0
-    for size in (*ctx.images, *ctx.videos):
+    sizes: Sizes = (*ctx.images, *ctx.videos)
+    for size in sizes:
         extent = ctx.frame.extent(size.resized_wh, size.orig_wh)
         step = [grid * o / e + 1e-6 for o, e in zip(size.orig_wh, extent, strict=True)]
         if all(abs(a - b) <= s for mine, true in zip(*found, strict=True)

@@ -37,7 +37,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_tokens: int,
                  origins: Mapping[tuple[int, int, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Logged completions, with all that `mmrl score` needs to score them again; `origins` are those of the tally."""
+    """Logged completions, with all that `mmrl score` needs to score them again; `origins` are those of the tally.
+
+    Demonstrations are marked `offline`: the policy did not write them.
+    """
     rows = []
     for group in groups:
         for trajectory in group.trajectories:
@@ -46,7 +49,8 @@ def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_toke
                 "step": group.key[0], "key": list(group.key), "total_steps": total_steps,
                 "sample": dataclasses.asdict(group.sample),
                 "text": turn.text, "stop": turn.stop.value, "num_tokens": trajectory.num_tokens,
-                "max_tokens": max_tokens, "frame": frame, **origins.get(group.key, {}),
+                "max_tokens": max_tokens, "frame": frame, **({"offline": True} if trajectory.offline else {}),
+                **origins.get(group.key, {}),
                 "score": dataclasses.asdict(score)})
     return rows
 

@@ -21,12 +21,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mmrl.versions import versions
+
 __all__ = ["RESULTS", "ROOT", "alternation", "finish_child", "machine", "peak_mib", "print_table", "run_child",
-           "spread", "versions", "write_results"]
+           "spread", "write_results"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "assets" / "results"
@@ -45,17 +46,6 @@ def machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {"cpu": name, "cores": os.cpu_count(), "memory_gib": round(memory, 1), "platform": platform.platform(),
             "load_1min": round(os.getloadavg()[0], 2)}
-
-
-def versions(*names: str) -> dict[str, str]:
-    """Python and the named distributions."""
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def alternation(systems: Sequence[str], rounds: int) -> Iterator[tuple[str, ...]]:
@@ -108,7 +98,7 @@ def write_results(name: str, value: Mapping[str, Any], *libraries: str) -> Path:
     arguments = "".join(f" {a}" for a in sys.argv[1:])
     head = {"date": datetime.now(timezone.utc).date().isoformat(),
             "command": f"python -m scripts.{Path(sys.argv[0]).stem}{arguments}", "machine": machine(),
-            "versions": versions(*libraries)}
+            "versions": versions(libraries)}
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps({**head, **value}, indent=1) + "\n", encoding="utf-8")
     os.replace(partial, path)

@@ -87,10 +87,10 @@ def passed(rows: list[dict[str, Any]]) -> dict[str, bool]:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, help="training steps; default: those of configs/demo.yaml")
+    parser.add_argument("--steps", type=int, help="training steps instead of those of configs/demo.yaml; nothing is recorded then")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
-    parser.add_argument("--only", nargs="*", help="names of variants")
+    parser.add_argument("--only", nargs="*", choices=VARIANTS, help="these rewards; nothing is recorded then")
     parser.add_argument("--keep", action="store_true", help="use finished runs in --out, for example after an interruption")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench_learning")
     options = parser.parse_args()
@@ -105,7 +105,8 @@ def main() -> int:
                   f"{cell['after']['mean']:.3f}  {result['training_s']:.0f} s of training", flush=True)
     rows = table(runs)
     checks = passed(rows)
-    write_results("bench_learning", {"passed": checks, "table": rows, "runs": runs}, "torch", "transformers")
+    if options.steps is None and not options.only:
+        write_results("bench_learning", {"passed": checks, "table": rows, "runs": runs}, "torch", "transformers")
     print(f"\n{'reward':26} {'sampled mIoU':24} {'sampled Acc@0.75':24} {'greedy mIoU':24}")
     for row in rows:
         cells = [row[k] for k in ("sampled/iou", "sampled/acc@0.75", "greedy/iou")]

@@ -105,6 +105,8 @@ def main() -> None:
             work.append((case.name, task, _jobs(task, 0)))
             if case.task == "detection":
                 work.append((f"{case.name}, 64 x 64 boxes", task, _crowd(task, 64)))
+    if not work:
+        parser.error(f"expected the beginning of a reward's name after --only, found {options.only!r}")
     rates: dict[str, list[float]] = {name: [] for name, _, _ in work}
     for _ in range(options.rounds):
         for name, task, jobs in work:

@@ -14,6 +14,7 @@ one optimizer step to the end of the next, the first one left out. Evaluation, s
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import statistics
 import tempfile
@@ -294,7 +295,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of two steps of setting a; writes nothing")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps per process, the first is the warm-up")
-    parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=SETTINGS)
+    parser.add_argument("--settings", nargs="*", choices=SETTINGS, help="these settings; nothing is recorded then")
     parser.add_argument("--child", choices=("mmrl", "trl", "model"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--setting", choices=SETTINGS, help=argparse.SUPPRESS)
@@ -304,13 +305,15 @@ def main() -> None:
     if options.child:
         train = {"mmrl": child_mmrl, "trl": child_trl}[options.child]
         return train(SETTINGS[options.setting], options.folder, options.steps)
-    names, rounds, steps = (["a"], 1, 3) if options.quick else (options.settings, options.rounds, options.steps)
+    if importlib.util.find_spec("trl") is None:
+        parser.error("expected TRL beside mmrl, found none; it needs Python 3.11 or later: pip install -e '.[dev]'")
+    names, rounds, steps = (["a"], 1, 3) if options.quick else (options.settings or list(SETTINGS), options.rounds, options.steps)
     chosen = [SETTINGS[name] for name in names]
     with tempfile.TemporaryDirectory(prefix="mmrl-bench-") as folder:
         prepare(Path(folder), chosen, steps)
         results = [compare(setting, Path(folder), rounds, steps) for setting in chosen]
     report(results)
-    if not options.quick:
+    if not options.quick and not options.settings:
         print(f"\nwritten to {bench.write_results('bench_vs_trl', {'model': MODEL, 'settings': results}, *LIBRARIES)}")
     missed = [r["name"] for r in results if r["required"] and r["speed_ratio"]["median"] < r["required"]]
     if missed and not options.quick:

@@ -46,6 +46,7 @@ def _scores(predictions: Path, mode: str) -> dict[str, dict[str, list[float]]]:
 def before_and_after(run: Path) -> dict[str, Any]:
     """mode -> source -> metric, before, after and paired gain with its interval, from the run's own predictions."""
     folders = sorted((run / "eval").glob("step_*"))
+    headlines = json.loads((folders[-1] / "results.json").read_text(encoding="utf-8"))["headlines"]["per_source"]
     table: dict[str, Any] = {}
     for mode in ("sampled", "greedy"):
         first, last = (_scores(folder / "predictions.jsonl", mode) for folder in (folders[0], folders[-1]))
@@ -54,7 +55,7 @@ def before_and_after(run: Path) -> dict[str, Any]:
             assert gain is not None, f"source {source} shares no sample between the first and the last evaluation"
             before, after = (sum(sum(v) / len(v) for v in s[source].values()) / len(s[source]) for s in (first, last))
             table.setdefault(mode, {})[source] = {
-                "metric": resolve_task(source).headline, "samples": len(last[source]), "before": before, "after": after,
+                "metric": headlines[source], "samples": len(last[source]), "before": before, "after": after,
                 "gain": gain.mean, "low": gain.low, "high": gain.high, "fell": gain.high < 0}
     return table
 

@@ -3,7 +3,8 @@
 A plain `pip install torch` on Linux brings several GB of `nvidia-*` packages. So pip is first asked what it would
 install (`--dry-run --report`): a build without CUDA is taken as it is, otherwise PyTorch's own CPU index is used.
 A torch that is already there is kept. torchvision follows torch; beside a CPU torch it is installed with `--no-deps`,
-because its usual wheel would drag the CUDA torch in (mmrl._torchvision_cpu makes that wheel importable).
+because its usual wheel would drag the CUDA torch in (mmrl._torchvision_cpu makes that wheel importable). torchcodec, one of
+four video decoders, is built for one torch release: beside the pinned torch its pinned release is added, else it is left out.
 
 Standard library only: it runs before anything else is installed. Used by scripts/setup.sh:
 
@@ -131,6 +132,22 @@ def install(constraints: str) -> dict[str, str]:
     return {"torch": torch_version, "torchvision": installed("torchvision") or sys.exit("torchvision is missing")}
 
 
+def wants_torchcodec(constraints: str, torch_version: str, platform_name: str, machine: str) -> bool:
+    """Whether the pinned torchcodec runs here: it has Linux x86-64 wheels and belongs to the pinned torch release."""
+    return (platform_name, machine) == ("Linux", "x86_64") and "==" in pin(constraints, "torchcodec") and (
+        release(pin(constraints, "torch").partition("==")[2])[:2] == release(torch_version)[:2])
+
+
+def install_torchcodec(constraints: str, torch_version: str) -> None:
+    """Add the pinned torchcodec where it fits and none is there. A failure is told, not fatal: PyAV reads every video."""
+    if installed("torchcodec") or not wants_torchcodec(constraints, torch_version, platform.system(), platform.machine()):
+        return
+    command = ["install", "--no-deps", pin(constraints, "torchcodec")]  # later releases link CUDA
+    print("+ pip", *command, flush=True)
+    if subprocess.run([sys.executable, "-m", "pip", *command], check=False).returncode:
+        print("torchcodec could not be installed; videos are read by PyAV, decord or OpenCV", file=sys.stderr)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Install, then write the constraints with the versions really there, for the `pip install -c` that follows."""
     if list(arguments) == ["--has-gpu"]:
@@ -138,6 +155,7 @@ def main(arguments: Sequence[str]) -> None:
     source, target = arguments
     constraints = Path(source).read_text()
     versions = install(constraints)
+    install_torchcodec(constraints, versions["torch"])
     Path(target).write_text(with_installed(constraints, versions))
     print("torch and torchvision:", versions)
 

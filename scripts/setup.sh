@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes a working mmrl in a virtual environment: the active one, $VENV, or .venv in the repository.
-# Torch comes first and never brings CUDA packages to a machine without an NVIDIA GPU (scripts/install_torch.py).
+# Torch comes first and never brings CUDA packages to a machine without an NVIDIA GPU (scripts/install_torch.py, which adds
+# torchcodec too where the pinned release fits).
 # Runs again in a blink when nothing changed: a stamp inside the environment holds a hash of what was installed.
 #
 #   bash scripts/setup.sh            # or: make install

@@ -9,7 +9,7 @@ set -euo pipefail
 # package: which tests need it
 #   python3-venv       every test: scripts/setup.sh makes the virtual environment with it
 #   chromium           pictures of the report page (render)
-#   ffmpeg             video clips written and read by an independent decoder (render)
+#   ffmpeg             video clips written and read by an independent decoder (render); torchcodec loads its shared libraries
 #   fonts-dejavu-core  text in generated pictures and in the report page (render)
 #   libvulkan1         what the doctor says about Vulkan (render)
 #   libgl1 libglib2.0-0  OpenCV builds that are not headless, brought by some extras

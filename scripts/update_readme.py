@@ -87,6 +87,20 @@ def mixed() -> str:
     return "\n".join(lines)
 
 
+def gui() -> str:
+    """Clicks of the tiny model on generated screens, before and after."""
+    if not (ROOT / "assets" / "results" / "demo_gui.json").exists():
+        return "`python -m scripts.demo_gui` trains the tiny model on such pages; no number has been recorded yet."
+    found = _load("demo_gui")
+    cells = [f"{row['before']:.2f} to {row['after']:.2f} {how} (gain {row['gain']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}])"
+             for mode, how in (("sampled", f"sampled, avg@{found['samples']}, T = 1"), ("greedy", "greedy"))
+             for row in [found["held_out"][mode]]]
+    return (f"`python -m scripts.demo_gui` trains the tiny model on such pages, {found['steps']} steps of "
+            f"{found['prompts_per_step']} prompts x {found['group_size']} clicks in {found['seconds'] / 60:.1f} minutes on one "
+            f"thread of {found['machine']['cpu']}, seed {found['seed']}. Share of clicks inside the named element, "
+            f"{found['held_out']['greedy']['samples']} held-out pages: {'; '.join(cells)}.")
+
+
 def fuzz() -> str:
     """What the fuzzer fed and found."""
     found = _load("fuzz_rewards")
@@ -117,7 +131,7 @@ def rewards() -> str:
     return "\n".join(lines)
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "mixed": mixed, "learning": learning, "trl": trl,
+BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "mixed": mixed, "learning": learning, "trl": trl, "gui": gui,
                                          "fuzz": fuzz, "rewards": rewards}
 
 

@@ -57,6 +57,53 @@ def test_stuck_rewards_point_at_the_coordinate_frame() -> None:
     assert "model.frame" in alarm.message and "75%" in alarm.message
 
 
+def mixed(step: int, **accuracy: float | None) -> dict[str, float | None]:
+    """A step's row of sources with these accuracies (None: the step holds nothing of the source)."""
+    row: dict[str, float | None] = dict(HEALTHY)
+    for source, value in accuracy.items():
+        if value is not None:
+            row |= {f"train/{source}/parse_rate": 0.95, f"train/{source}/reward/mean": 0.1 + value,
+                    f"train/{source}/reward/part/accuracy": value}
+    return row
+
+
+def test_one_dead_source_is_named_however_well_the_others_do() -> None:
+    board = AlarmBoard(AlarmConfig(zero_reward_steps=3))
+    rows = [mixed(s, **{"good": 0.6, "MMMU/dead": 0.0}) for s in range(1, 6)]
+    raised = [board.check(s, {**row, "train/MMMU/dead/outside_image": 0.5}) for s, row in enumerate(rows, 1)]
+    assert [len(r) for r in raised] == [0, 0, 1, 0, 0], "once, not every step"
+    [alarm] = raised[2]
+    assert alarm.name == "reward_stuck" and "'MMMU/dead'" in alarm.message and "good" not in alarm.message
+    assert "(95%)" in alarm.message and "3 steps" in alarm.message and "50%" in alarm.message
+    assert AlarmBoard(AlarmConfig(stop=["reward_stuck"])).must_stop(raised[2]) is alarm
+
+
+def test_a_source_is_counted_over_the_steps_that_hold_it_and_again_after_it_recovered() -> None:
+    board = AlarmBoard(AlarmConfig(zero_reward_steps=2))
+    values = [0.0, None, None, 0.0, None, 0.0, 0.3, 0.0, 0.0]
+    raised = [[a.message for a in board.check(s, mixed(s, rare=v, often=0.5))] for s, v in enumerate(values, 1)]
+    assert [len(r) for r in raised] == [0, 0, 0, 1, 0, 0, 0, 0, 1]
+    unreadable = AlarmBoard(AlarmConfig(zero_reward_steps=1))
+    assert unreadable.check(1, {**mixed(1, odd=0.0), "train/odd/parse_rate": 0.5}) == []
+
+
+def test_where_everything_is_stuck_one_alarm_names_the_sources_and_later_ones_get_their_own() -> None:
+    board = AlarmBoard(AlarmConfig(zero_reward_steps=2))
+    whole = {"train/reward/part/accuracy": 0.0}
+    [] = board.check(1, {**mixed(1, a=0.0, b=0.0), **whole})
+    [alarm] = board.check(2, {**mixed(2, a=0.0, b=0.0, late=0.0), **whole})
+    assert "'a', 'b'" in alarm.message and "late" not in alarm.message
+    [later] = board.check(3, {**mixed(3, a=0.0, late=0.0), **whole})
+    assert "'late'" in later.message and "'a'" not in later.message
+    assert board.check(4, mixed(4, a=0.0, late=0.0)) == [], "named once, though the whole step has recovered"
+
+
+def test_a_board_saved_before_sources_were_counted_can_be_continued() -> None:
+    board = AlarmBoard(AlarmConfig(zero_reward_steps=1))
+    board.load_state_dict({"zero_steps": 0, "active": ["entropy_collapse"]})
+    assert [a.name for a in board.check(1, {**mixed(1, a=0.0, b=0.2), "train/entropy": 0.0})] == ["reward_stuck"]
+
+
 def test_missing_measurements_raise_nothing() -> None:
     assert AlarmBoard(AlarmConfig()).check(1, {"step": 1, "train/entropy": None, "train/logprob_gap/mean": None}) == []
 
@@ -71,8 +118,8 @@ def test_only_listed_alarms_stop_the_run() -> None:
 
 @pytest.mark.parametrize("cut", range(7))
 def test_a_resumed_board_raises_what_the_uninterrupted_one_raises(cut: int) -> None:
-    rows = [{**HEALTHY, "train/reward/part/accuracy": 0.0, "train/entropy": 0.001 if s in (2, 3, 6) else 1.0}
-            for s in range(8)]
+    rows = [{**mixed(s, dead=0.0, fine=0.4), "train/reward/part/accuracy": 0.0 if s < 6 else 0.4,
+             "train/entropy": 0.001 if s in (2, 3, 6) else 1.0} for s in range(8)]
     whole = AlarmBoard(AlarmConfig(zero_reward_steps=4))
     expected = [[a.name for a in whole.check(s, row)] for s, row in enumerate(rows)]
     first = AlarmBoard(AlarmConfig(zero_reward_steps=4))

@@ -16,12 +16,14 @@ import pytest
 from mmrl.config import DataSource
 from mmrl.data import LoadedSource
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, run_benchmarks, write_evaluation
+from mmrl.rescore import rescore
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.scoring import Scorer
 from mmrl.stats import Estimate, describe, macro_estimate
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
 from tests.engine_kit import Album, picture, policy
+from tests.medley_task import Medley
 
 
 class Letters(Album):
@@ -249,3 +251,24 @@ def test_the_same_evaluation_twice_is_the_same(mixed: Evaluation) -> None:
     again: Any = run(loaded(Both(), [*samples("letters", "books", 5), *samples("lengths", "books", 3),
                                      *samples("lengths", "logs", 4)]), loaded(Letters(), samples("letters", "signs", 4)))
     assert {k: v for k, v in again.results.items()} == {k: v for k, v in mixed.results.items() if k != "benchmark"}
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_group_rewards_judge_the_samples_of_a_prompt_together_and_the_greedy_answer_alone(k: int, tmp_path: Path) -> None:
+    """Medley's group reward is the rank of an answer's share of letters a-m among those of its group."""
+    spec = str(Path(__file__).parent / "medley_task.py") + ":Medley"
+    source = LoadedSource(DataSource(task=spec, path="medley.jsonl", params={"peers": True}), Medley(peers=True),
+                          tuple(samples("share", "books", 3)))
+    found = run(source, k=k)
+    shares = {id(p): sum(c in "abcdefghijklm" for c in p["text"].lower()) / max(1, len(p["text"])) for p in found.predictions}
+    ranked = set()
+    for row in found.predictions:
+        peers = [shares[id(p)] for p in found.predictions if p["id"] == row["id"] and p["mode"] == "sampled"]
+        rank = sum(share <= shares[id(row)] for share in peers) / len(peers)
+        alone = row["mode"] == "greedy" or k == 1
+        assert row["score"]["parts"]["accuracy"] == pytest.approx(shares[id(row)] if alone else rank)
+        ranked.add(row["score"]["parts"]["accuracy"])
+    assert k == 1 or {0.25, 1.0} & ranked
+    write_evaluation(found, tmp_path)
+    again = rescore(tmp_path / "predictions.jsonl")
+    assert len(again.rows) == 3 * (k + 1) and not any(row.changed for row in again.rows)

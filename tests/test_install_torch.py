@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.install_torch import cuda_packages, pin, release, torchvision_for, with_installed
+from scripts.install_torch import cuda_packages, pin, release, torchvision_for, wants_torchcodec, with_installed
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,3 +46,12 @@ def test_torchvision_releases_follow_torch(torch: str, torchvision: str) -> None
 
 def test_release_reads_numbers_only() -> None:
     assert release("2.13.0+cpu") == (2, 13, 0) and release("2.6") == (2, 6) and release("") == ()
+
+
+def test_torchcodec_is_added_only_beside_the_torch_it_was_built_for() -> None:
+    constraints = (ROOT / "constraints.txt").read_text()
+    pinned = pin(constraints, "torch").partition("==")[2]
+    assert wants_torchcodec(constraints, pinned + "+cpu", "Linux", "x86_64")
+    assert not wants_torchcodec(constraints, "2.11.0+cu128", "Linux", "x86_64")
+    assert not wants_torchcodec(constraints, pinned, "Darwin", "arm64")
+    assert not wants_torchcodec("torch==2.13.0\n", "2.13.0", "Linux", "x86_64"), "without a pin nothing is added"

@@ -236,9 +236,14 @@ def test_groups_that_judge_themselves_are_rescored_as_groups(tmp_path: Path, cou
     assert any(row.changed for row in wider.rows)
 
 
-def test_predictions_are_rescored_one_by_one_as_evaluations_score_them(tmp_path: Path) -> None:
+def test_predictions_are_rescored_as_evaluations_score_them(tmp_path: Path) -> None:
+    """The greedy one by itself, the samples of a prompt as a group, the only sample of a prompt by itself."""
     file = tmp_path / "step_000002.jsonl"
-    alone = _label_free_log(file, 2, False)
-    rows = [{k: v for k, v in row.items() if k not in ("step", "total_steps")} for row in lines(file)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert [row.new.value for row in rescore(file).rows] == [score.value for score in alone]
+    alone = [score.value for score in _label_free_log(file, 2, False)]
+    logged = lines(file)
+    grouped = [row["score"]["value"] for row in logged]
+    assert grouped != alone
+    for mode, few, expected in (("greedy", logged, alone), ("sampled", logged, grouped), ("sampled", logged[::4], alone[::4])):
+        rows = [{k: v for k, v in {**row, "mode": mode}.items() if k not in ("step", "total_steps")} for row in few]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        assert [row.new.value for row in rescore(file).rows] == expected, mode

@@ -100,6 +100,8 @@ def test_a_run_through_the_command_line_writes_everything(tmp_path: Path, data: 
     assert len(logged) == 2 * 3 and {r["stop"] for r in logged} <= {"eos", "length"}
     predictions = read_jsonl(run / "eval" / "step_000002" / "predictions.jsonl")
     assert len(predictions) == 3 * (1 + 2)
+    followed = json.loads((run / "gallery.json").read_text())["prompts"]
+    assert [(p["source"], p["id"]) for p in followed] == list(dict.fromkeys((p["source"], p["id"]) for p in predictions))
     mean = np.mean([p["score"]["value"] for p in predictions if p["mode"] == "sampled"])
     assert rows[-1]["eval/sampled/reward"] == pytest.approx(mean)
 

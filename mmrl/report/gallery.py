@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mmrl.report.filmstrip import Figures, Layer, has_film
 from mmrl.report.load import EvalStep, Run
-from mmrl.report.pictures import Pictures, Size, overlay
 from mmrl.report.rows import headline_of, is_right, metric_of, score_of, task_of, text_of, unit_of
 from mmrl.report.text import cut_text, esc, metric_name, plural
 
-__all__ = ["gallery", "parse_failures", "worst_cases"]
+__all__ = ["answer_texts", "card_class", "gallery", "parse_failures", "worst_cases"]
 
 MAX_STEPS = 40  # positions of the slider
 MAX_PICTURES = 48
@@ -74,7 +74,7 @@ def _badge(row: Row, metric: str) -> str:
     return words + ('<span class="badge bad">cut by length</span>' if row.get("stop") == "length" else "")
 
 
-def _texts(row: Row, sampled: Sequence[Row] = ()) -> str:
+def answer_texts(row: Row, sampled: Sequence[Row] = ()) -> str:
     """Gold and predicted text side by side, a mark for right or wrong, and what the samples said; '' without texts."""
     gold, predicted = text_of(row, "gold_text"), text_of(row, "pred_text")
     counts = Counter(t for r in sampled if (t := text_of(r, "pred_text")) is not None)
@@ -105,25 +105,29 @@ def _tag(row: Row, many: bool) -> str:
     return f'<p class="tag">{esc(source)}{f" · {esc(task)}" if task and task != source else ""}</p>'
 
 
-def _state(number: int, last: int, shot: Mapping[str, list[Row]] | None, metric: str, size: Size) -> tuple[str, str, str]:
-    """(sampled answers, greedy answer, HTML below) of one prompt at one evaluation; hidden unless it is the last."""
+def _state(number: int, last: int, shot: Mapping[str, list[Row]] | None, metric: str) -> tuple[Layer, str]:
+    """(answers to draw, HTML below) of one prompt at one evaluation; hidden unless it is the last."""
     attrs = f'class="state" data-step="{number}"{"" if number == last else " hidden"}'
     if not shot:
-        return "", "", f'<div {attrs}><p class="dim">not among the prompts of this evaluation</p></div>'
+        return (attrs, []), f'<div {attrs}><p class="dim">not among the prompts of this evaluation</p></div>'
     greedy, sampled = shot.get("greedy", []), shot.get("sampled", [])
     row = (greedy or sampled)[0]
-    below, above = ("".join(overlay(r, "pred", kind, size) for r in rows)
-                    for rows, kind in ((sampled, "sampled"), (greedy, "greedy")))
+    drawn = [(r, kind) for rows, kind in ((sampled, "sampled"), (greedy, "greedy")) for r in rows]
     mean = sum(metric_of(r, metric) for r in sampled) / len(sampled) if sampled else None
     samples = f'<span class="badge soft">mean of {len(sampled)} samples {mean:.2f}</span>' if mean is not None else ""
     text = row.get("text") or ""
     body = f"<pre dir=auto>{cut_text(text, GALLERY_TEXT)}</pre>" if text else '<p class="dim">empty answer</p>'
-    words = f'<div {attrs}>{_texts(row, sampled)}<p class="badges">{_badge(row, metric)}{samples}</p>{body}</div>'
-    return f"<g {attrs}>{below}</g>", f"<g {attrs}>{above}</g>", words
+    words = f'<div {attrs}>{answer_texts(row, sampled)}<p class="badges">{_badge(row, metric)}{samples}</p>{body}</div>'
+    return (attrs, drawn), words
 
 
-def gallery(run: Run, pictures: Pictures, metric: str) -> str:
-    """Cards with a picture, the gold and the model's answers over it, and texts; the slider shows one evaluation."""
+def card_class(row: Row) -> str:
+    """A clip's card is twice as wide as a picture's."""
+    return "card pic wide" if has_film(row) else "card pic"
+
+
+def gallery(run: Run, figures: Figures, metric: str) -> str:
+    """Cards with a picture or filmstrip, the gold and the model's answers over it, and texts; the slider shows one evaluation."""
     evals, units = _thinned(run.evals), _units(run)
     shots = [_shots(e, set(units)) for e in evals]
     units = [u for u in units if any(u in s for s in shots)]
@@ -134,10 +138,9 @@ def gallery(run: Run, pictures: Pictures, metric: str) -> str:
     many = len({(u[0], task_of(row)) for u, row in rows}) > 1
     cards, last = [], len(evals) - 1
     for unit, row in rows:
-        states = [_state(i, last, s.get(unit), metric, pictures.size_of(row)) for i, s in enumerate(shots)]
-        below, above, texts = ("".join(part) for part in zip(*states, strict=True))
-        cards.append(f'<article class="card pic">{_tag(row, many)}{pictures.drawing(row, below, above)}'
-                     f'<h4 dir=auto>{cut_text(row.get("question", ""), 300)}</h4>{texts}</article>')
+        layers, texts = zip(*(_state(i, last, s.get(unit), metric) for i, s in enumerate(shots)), strict=True)
+        cards.append(f'<article class="{card_class(row)}">{_tag(row, many)}{figures.drawing(row, layers)}'
+                     f'<h4 dir=auto>{cut_text(row.get("question", ""), 300)}</h4>{"".join(texts)}</article>')
     steps = " ".join(str(e.step) for e in evals)
     thinned = f" Shown: {len(evals)} of {len(run.evals)} evaluations." if len(evals) < len(run.evals) else ""
     control = f'<p class="note">step {evals[-1].step:,}</p>'
@@ -153,14 +156,13 @@ def gallery(run: Run, pictures: Pictures, metric: str) -> str:
             f'<div class="pics">{"".join(cards)}</div></div>')
 
 
-def _case(row: Row, pictures: Pictures, metric: str, many: bool, extra: str = "") -> str:
+def _case(row: Row, figures: Figures, metric: str, many: bool, extra: str = "") -> str:
     kind = "greedy" if row.get("mode") == "greedy" else "sampled"
-    above = overlay(row, "pred", kind, pictures.size_of(row))
     text = row.get("text") or ""
     body = f"<pre dir=auto>{cut_text(text, CASE_TEXT)}</pre>" if text else '<p class="dim">empty answer</p>'
-    return (f'<article class="card pic">{_tag(row, many)}{pictures.drawing(row, "", above)}<h4 '
+    return (f'<article class="{card_class(row)}">{_tag(row, many)}{figures.drawing(row, [("", [(row, kind)])])}<h4 '
             f'dir=auto>{cut_text(row.get("question", ""), 300)}</h4>'
-            f'{_texts(row)}<p class="badges">{_badge(row, metric)}{extra}</p>{body}</article>')
+            f'{answer_texts(row)}<p class="badges">{_badge(row, metric)}{extra}</p>{body}</article>')
 
 
 def _mode(evaluation: EvalStep) -> str:
@@ -177,7 +179,7 @@ def _lowest(rows: Iterable[Row], metric: str, count: int) -> list[Row]:
     return [row for _, _, row in sorted(turns, key=lambda t: t[:2])][:max(count, len(each))]
 
 
-def worst_cases(run: Run, pictures: Pictures, metric: str, count: int = 8) -> str:
+def worst_cases(run: Run, figures: Figures, metric: str, count: int = 8) -> str:
     """Lowest scores among parsed answers of the last evaluation, and what got worse most since the first."""
     if not run.evals:
         return '<p class="missing">No finished evaluation in eval/.</p>'
@@ -195,13 +197,13 @@ def worst_cases(run: Run, pictures: Pictures, metric: str, count: int = 8) -> st
     each = " of each source" if len({u[0] for u in chosen}) > 1 else ""
     name = "scores" if metric == "headline" else _title(metric)
     out = [f"<h3>Lowest {name}{each} among parsed {mode} answers, step {last.step:,}</h3>",
-           f'<div class="pics">{"".join(_case(r, pictures, metric, many) for r in lowest)}</div>']
+           f'<div class="pics">{"".join(_case(r, figures, metric, many) for r in lowest)}</div>']
     if last is not first and mode == _mode(first) == "greedy":
         before = {unit_of(r): metric_of(r, metric) for r in first.rows(lambda r: r.get("mode") == mode)}
         drops = [(metric_of(r, metric) - before[u], r) for u, r in chosen.items() if u in before]
         worse = [d for d in heapq.nsmallest(4, drops, key=lambda d: d[0]) if d[0] < -0.05]
         if worse:
-            cards = "".join(_case(r, pictures, metric, many, f'<span class="badge soft">was '
+            cards = "".join(_case(r, figures, metric, many, f'<span class="badge soft">was '
                                                              f'{metric_of(r, metric) - d:.2f}</span>')
                             for d, r in worse)
             out.append(f'<h3>Fell most since step {first.step:,}</h3><div class="pics">{cards}</div>')

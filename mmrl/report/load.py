@@ -14,7 +14,7 @@ from typing import Any
 
 from mmrl.errors import DataError
 
-__all__ = ["EvalStep", "Run", "Series", "load_run"]
+__all__ = ["EvalStep", "Run", "Series", "load_run", "number", "parse_line"]
 
 Series = list[tuple[float, float | None]]
 """(step, value) in order of step; None where the value is missing, null or not finite."""
@@ -39,7 +39,7 @@ class EvalStep:
             return
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
-                row = _parse(line)
+                row = parse_line(line)
                 if isinstance(row, dict) and keep(row):
                     yield row
 
@@ -96,7 +96,8 @@ def number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _parse(line: str) -> Any:
+def parse_line(line: str) -> Any:
+    """The JSON value of a line, None where it is none."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -108,7 +109,7 @@ def _json(path: Path, run: Run) -> dict[str, Any]:
     if not path.is_file():
         run.notes.append(f"{name} is missing")
         return {}
-    value = _parse(path.read_text(encoding="utf-8", errors="replace"))
+    value = parse_line(path.read_text(encoding="utf-8", errors="replace"))
     if not isinstance(value, dict):
         run.notes.append(f"{name} is not a complete JSON object")
         return {}
@@ -124,7 +125,7 @@ def _jsonl(path: Path, run: Run) -> list[dict[str, Any]]:
     rows, broken = [], 0
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            row = _parse(line) if line.strip() else {}
+            row = parse_line(line) if line.strip() else {}
             if isinstance(row, dict) and number(row.get("step")) is not None:
                 rows.append(row)
             elif line.strip():

@@ -165,7 +165,7 @@ def _metrics_row(step: int, rng: random.Random) -> Row:
 
 
 def make_mixed_run(folder: Path, *, prompts: int = 24, k: int = 2, gallery: Sequence[str] | None = None) -> Path:
-    """Write the run; `gallery` are the ids of gallery.json (default: the first 12, which are all of one source)."""
+    """Write the run. gallery.json has the first 12 prompts, which are all of one source, or in `gallery` ids as older runs."""
     pictures = folder / "pictures"
     pictures.mkdir(parents=True)
     rng = random.Random(0)
@@ -181,8 +181,9 @@ def make_mixed_run(folder: Path, *, prompts: int = 24, k: int = 2, gallery: Sequ
     (folder / "metrics.jsonl").write_text("".join(
         json.dumps(_metrics_row(s, rng)) + "\n" for s in range(1, STEPS[-1] + 1)), "utf-8")
     (folder / "alarms.jsonl").write_text("", "utf-8")
-    ids = list(gallery) if gallery is not None else [f"grounding-{n}" for n in range(12)]
-    (folder / "gallery.json").write_text(json.dumps({"ids": ids}), "utf-8")
+    listed = {"ids": list(gallery)} if gallery is not None else {
+        "prompts": [{"source": "refcoco-mini", "id": f"grounding-{n}"} for n in range(12)]}
+    (folder / "gallery.json").write_text(json.dumps(listed), "utf-8")
     (folder / "config.yaml").write_text("name: one-for-all\neval:\n  best_metric: sampled/macro\n", "utf-8")
     (folder / "run.json").write_text(json.dumps({
         "name": "one-for-all", "model": "assets/tiny_vlm", "task": "mixed", "total_steps": STEPS[-1], "status": "finished"}))

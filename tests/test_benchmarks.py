@@ -1,0 +1,48 @@
+"""Benchmark scripts as `make bench` starts them: every one is started, explains itself and refuses unknown names."""
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engine_kit import ENVIRONMENT, REPO
+
+SCRIPTS = sorted(path.stem for path in (REPO / "scripts").glob("bench_*.py"))
+
+
+def start(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", f"scripts.{name}", *arguments], cwd=REPO, env=ENVIRONMENT, text=True,
+                          capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_benchmark_explains_itself(name: str) -> None:
+    done = start(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"scripts.{name}" in done.stdout and "--" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("bench_learning", ("--only", "iuo")), ("bench_rewards", ("--only", "no-such-reward")), ("bench_vs_trl", ("--settings", "z"))])
+def test_an_unknown_name_is_refused_before_anything_runs(name: str, arguments: tuple[str, str]) -> None:
+    done = start(name, *arguments)
+    assert done.returncode == 2 and arguments[1] in done.stderr and "Traceback" not in done.stderr
+
+
+def test_make_bench_starts_every_benchmark_and_says_which_failed(tmp_path: Path) -> None:
+    """The target itself, on a copy of the scripts' names, with a python that only writes down what it was told."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    shutil.copy(REPO / "Makefile", tmp_path)
+    (tmp_path / "scripts" / "setup.sh").write_text("exit 0\n")
+    for name in SCRIPTS:
+        (tmp_path / "scripts" / f"{name}.py").touch()
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/started"\n[ "$2" != scripts.{SCRIPTS[0]} ]\n')
+    python.chmod(0o755)
+    done = subprocess.run(["make", "bench", f"VENV={tmp_path}/venv"], cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    assert (tmp_path / "started").read_text().splitlines() == [f"-m scripts.{name}" for name in SCRIPTS]
+    assert done.returncode != 0 and f"failed: scripts/{SCRIPTS[0]}.py" in done.stdout
