@@ -206,14 +206,14 @@ def probe_torchvision() -> list[Finding]:
 
 
 def probe_decoders() -> list[Finding]:
-    """Video decoders: each is imported for real; one is enough."""
+    """Video decoders, each imported for real: PyAV reads the index of every clip, the others are a choice."""
     decoders = (("PyAV", "av", ("av",), "av"), ("decord", "decord", ("decord",), "decord"),
                 ("torchcodec", "torchcodec", ("torchcodec",), "--no-deps torchcodec==0.13.0"),
                 ("OpenCV", "cv2", ("opencv-python-headless", "opencv-python", "opencv-contrib-python"),
                  "opencv-python-headless"))
-    purpose = "reading video (one decoder is enough)"
     findings = []
     for name, module, distributions, package in decoders:
+        purpose = "reading video" if name == "PyAV" else "another decoder, beside PyAV (data.video.decoder)"
         version = _version(*distributions)
         if version is None:
             findings.append(Finding(name, "missing", "not installed", purpose, _pip(package)))

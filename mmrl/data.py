@@ -18,6 +18,7 @@ import numpy as np
 from mmrl.config import CurriculumStage, DataSource, RunConfig
 from mmrl.curriculum import Plan
 from mmrl.errors import DataError
+from mmrl.offline import check_demonstrations
 from mmrl.pass_rates import filter_by_rate, read_pass_rates
 from mmrl.registry import task_from_spec
 from mmrl.task import Task
@@ -53,7 +54,8 @@ def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise", wher
             raise DataError(f"expected data at {config.path}, found nothing; check {key}")
         task = task_from_spec(config.task, config.params)
         task.on_error = on_error
-        samples, skipped, rates = tuple(task.load(config.path)), Counter(task.skipped), {}
+        samples, refused = check_demonstrations(config.path, tuple(task.load(config.path)), on_error)
+        skipped, rates = Counter(task.skipped), {}
         if config.pass_rate is not None:
             rates = read_pass_rates(config.pass_rate)
             samples, dropped = filter_by_rate(samples, rates, config.pass_rate)
@@ -69,7 +71,7 @@ def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise", wher
                 raise DataError(f"{config.path}: sample id '{sample.id}' of source '{sample.source}' is already used in "
                                 f"{seen[key]}; ids must be unique per source")
             seen[key] = config.path
-        loaded.append(LoadedSource(config, task, samples, tuple(task.rejected), dict(sorted(skipped.items())), rates))
+        loaded.append(LoadedSource(config, task, samples, (*task.rejected, *refused), dict(sorted(skipped.items())), rates))
     return loaded
 
 
@@ -96,10 +98,11 @@ def write_skipped(sources: Sequence[LoadedSource], path: Path) -> dict[str, int]
 
 
 def _digest(samples: Sequence[Sample]) -> str:
-    """'<count> samples, <hash of ids, questions, answers and pictures' paths>'."""
+    """'<count> samples, <hash of ids, questions, answers and paths of media>'."""
     digest = hashlib.blake2b(digest_size=8)
     for sample in samples:
-        digest.update(repr((sample.id, sample.question, sample.answer, sample.images)).encode("utf-8", "surrogatepass"))
+        media = (sample.images, sample.videos) if sample.videos else (sample.images,)
+        digest.update(repr((sample.id, sample.question, sample.answer, *media)).encode("utf-8", "surrogatepass"))
     return f"{len(samples)} samples, {digest.hexdigest()}"
 
 

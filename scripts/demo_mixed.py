@@ -60,6 +60,14 @@ def before_and_after(run: Path) -> dict[str, Any]:
     return table
 
 
+def print_gains(table: dict[str, Any]) -> None:
+    """The table of `before_and_after` for people."""
+    rows = [(f"{source} ({row['metric']}, {mode})", f"{row['before']:.3f}", f"{row['after']:.3f}",
+             f"{row['gain']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]", "FELL" if row["fell"] else "")
+            for mode, sources in table.items() for source, row in sources.items()]
+    print_table(("held-out", "before", "after", "gain", ""), rows)
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -76,10 +84,7 @@ def main() -> int:
                         overwrite=True, quiet=False)
     seconds = time.time() - began
     table = before_and_after(run)
-    rows = [(f"{source} ({row['metric']}, {mode})", f"{row['before']:.3f}", f"{row['after']:.3f}",
-             f"{row['gain']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]", "FELL" if row["fell"] else "")
-            for mode, sources in table.items() for source, row in sources.items()]
-    print_table(("held-out", "before", "after", "gain", ""), rows)
+    print_gains(table)
     print(f"done in {seconds / 60:.1f} minutes; report: {run / 'report.html'}")
     if options.record:
         info = json.loads((run / "run.json").read_text(encoding="utf-8"))

@@ -16,14 +16,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import MediaError, MismatchError
 from mmrl.media import open_image
-from mmrl.types import ImageSize, VideoSize
-from video.budget import frame_pixels, resize_frames, smart_resize
+from video.budget import frame_pixels, smart_resize
 from video.decode import read_clip
 from video.pixels import ByteCodec, flip_frames, permute_frames, run_video_processor
+from video.references import Change, Features, Tower, VideoSettings, Visual
 from video.sampling import FrameSampling
 from video.store import TensorStore, content_digest, make_key
 
@@ -33,93 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Change", "Features", "Tower", "VideoSettings", "Visual", "VisualCache", "VisualStats", "processor_fingerprint"]
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class VideoSettings:
-    """How clips are sampled and how large their frames may be; the defaults are those of qwen-vl-utils.
-
-    min_pixels and max_pixels bound one frame, total_pixels the clip (None: 128, 768 and 115 200 merged blocks).
-    """
-
-    sampling: FrameSampling = field(default_factory=FrameSampling)
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    total_pixels: int | None = None
-    decoder: str = "auto"
-
-    def bounds(self, factor: int) -> tuple[int, int, int]:
-        """The three bounds in pixels for blocks of `factor` x `factor`."""
-        given = (self.min_pixels, self.max_pixels, self.total_pixels)
-        low, high, total = (blocks * factor**2 if v is None else v for v, blocks in zip(given, (128, 768, 115_200), strict=True))
-        return low, high, total
-
-
-@dataclass(frozen=True)
-class Change:
-    """A view of the same input: '' as it is, 'shuffle' (frames in `order`), 'mirror' (left to right), 'mask' (mean colour)."""
-
-    name: str = ""
-    order: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Visual:
-    """A picture or clip as prompts hold it; picklable, without tensors.
-
-    grid_thw counts patches, `tokens` those the language model sees; `content` is the hash of the file, `digest` that of the
-    unchanged pixels.
-    """
-
-    kind: str  # image or video
-    path: str
-    key: str
-    content: str
-    digest: str
-    grid_thw: tuple[int, int, int]
-    tokens: int
-    orig_wh: tuple[int, int]
-    resized_wh: tuple[int, int]
-    frames: int = 1
-    timestamps_s: tuple[float, ...] = ()
-    duration_s: float = 0.0
-    sample_fps: float = 0.0
-    sampling: FrameSampling | None = None
-    change: Change = Change()
-
-    @property
-    def size(self) -> ImageSize | VideoSize:
-        """What rewards may know of it."""
-        if self.kind == "image":
-            return ImageSize(self.orig_wh, self.resized_wh)
-        return VideoSize(self.orig_wh, self.resized_wh, self.duration_s, self.timestamps_s)
-
-    @property
-    def identity(self) -> tuple[Any, ...]:
-        """What fingerprints hash: the pixels and the view of them."""
-        return (self.kind, self.digest, self.grid_thw, self.change.name, self.change.order)
-
-
-@dataclass(frozen=True)
-class Features:
-    """What a vision tower made of one visual: main (tokens, H), and Qwen3-VL's deepstack features of the same shape."""
-
-    main: torch.Tensor
-    deep: tuple[torch.Tensor, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.numel() * t.element_size() for t in (self.main, *self.deep))
-
-
-class Tower(Protocol):
-    """A frozen vision tower: its fingerprint (weights, dtype, precision) and its forward pass."""
-
-    fingerprint: str
-
-    def __call__(self, kind: str, pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]) -> list[Features]:
-        """Features of each visual, given their patches one after the other."""
 
 
 @dataclass
@@ -298,15 +211,18 @@ class VisualCache:
 
         codec = self.codec("video")
         factor = codec.layout.patch * codec.layout.merge
-        clip = read_clip(path, sampling, decoder=self.settings.decoder)
-        T, height, width, _ = clip.rgb_THWC.shape
         least, most, total = self.settings.bounds(factor)
-        low, high = frame_pixels(T, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor)
-        try:
-            new_height, new_width = smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
-        except ValueError as err:
-            raise MediaError(f"{path}: {err}", kind="unsupported", path=path) from err
-        frames_TCHW = torch.from_numpy(resize_frames(clip.rgb_THWC, new_height, new_width)).permute(0, 3, 1, 2)
+
+        def size(count: int, height: int, width: int) -> tuple[int, int]:
+            low, high = frame_pixels(count, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor)
+            try:
+                return smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
+            except ValueError as err:
+                raise MediaError(f"{path}: {err}", kind="unsupported", path=path) from err
+
+        clip = read_clip(path, sampling, decoder=self.settings.decoder, size=size)
+        T, new_height, new_width, _ = clip.rgb_THWC.shape
+        frames_TCHW = torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)
         out = run_video_processor(self.processor.video_processor, frames_TCHW)
         packed = codec.pack(out["pixel_values_videos"])
         start = sampling.start or 0.0
@@ -314,10 +230,11 @@ class VisualCache:
         shown = max(end - start, 1e-6)
         spread = float(clip.timestamps_s[-1] - clip.timestamps_s[0])
         even = sampling.kind in ("fps", "uniform", "all") or T < 2 or spread <= 0
-        meta = {"kind": "video", "grid_thw": [int(x) for x in out["video_grid_thw"][0]], "orig_wh": [width, height],
-                "resized_wh": [new_width, new_height], "frames": T, "indices": [int(i) for i in clip.indices],
-                "timestamps_s": [float(t) - start for t in clip.timestamps_s], "duration_s": shown,
-                "sample_fps": T / shown if even else (T - 1) / spread, "decoder": clip.decoder, "digest": _digest(packed)}
+        meta = {"kind": "video", "grid_thw": [int(x) for x in out["video_grid_thw"][0]],
+                "orig_wh": [clip.info.width, clip.info.height], "resized_wh": [new_width, new_height], "frames": T,
+                "indices": [int(i) for i in clip.indices], "timestamps_s": [float(t) - start for t in clip.timestamps_s],
+                "duration_s": shown, "sample_fps": T / shown if even else (T - 1) / spread, "decoder": clip.decoder,
+                "digest": _digest(packed)}
         return {"pixels": packed}, meta
 
     def pixels(self, visual: Visual, device: torch.device | None = None) -> torch.Tensor:

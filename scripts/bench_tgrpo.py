@@ -1,0 +1,95 @@
+"""T-GRPO against GRPO on questions that only the order of frames answers: accuracy, and the gap to shuffled frames.
+
+    OMP_NUM_THREADS=1 python -m scripts.bench_tgrpo [--steps 150] [--seeds 3] [--jobs 2]
+
+Each run is `mmrl train configs/tgrpo_tiny.yaml` in a process of its own on one thread: `t_grpo` as it is, `t_grpo, every group`
+without skipping contrast groups that cannot matter, `grpo` without contrast. Held-out accuracy on ordered frames (sampled,
+avg@4, T = 1, and greedy), the accuracy on shuffled frames and the gap between them come from the runs' evaluations before and
+after, and go to assets/results/bench_tgrpo.json with the machine and versions.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from scripts._bench import print_table, write_results
+from scripts.demo_video import make_data
+
+ROOT = Path(__file__).resolve().parent.parent
+VARIANTS: dict[str, list[str]] = {
+    "t_grpo": [], "grpo": ["algorithm.contrast={kind: none}"],
+    "t_grpo, every group": ["algorithm.contrast.skip=false"],
+}
+
+
+def measured(results: dict[str, Any]) -> dict[str, float]:
+    """The measures of one evaluation, from its results.json."""
+    view = results["views"]["shuffle"]
+    return {"sampled": results["sampled"]["macro"]["mean"], "greedy": results["greedy"]["macro"]["mean"],
+            "plain": view["plain"]["mean"], "shuffled": view["changed"]["mean"], "gap": view["gap"]["mean"]}
+
+
+def run_one(variant: str, seed: int, steps: int | None, folder: Path) -> dict[str, Any]:
+    """One training run; returns its held-out numbers, seconds and rollouts."""
+    name = f"{''.join(c if c.isalnum() else '_' for c in variant)}_{seed}"
+    command = [sys.executable, "-m", "mmrl.cli.main", "train", "configs/tgrpo_tiny.yaml", "--overwrite", "--quiet", f"name={name}",
+               f"dir={folder}", f"seed={seed}", *([f"train.steps={steps}"] if steps else []), *VARIANTS[variant]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    if done.returncode:
+        raise SystemExit(f"{variant}, seed {seed}: the run failed\n{done.stderr[-3000:]}")
+    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    evaluations = sorted((folder / name / "eval").glob("step_*"))
+    before, after = (measured(json.loads((e / "results.json").read_text(encoding="utf-8")))
+                     for e in (evaluations[0], evaluations[-1]))
+    return {"variant": variant, "seed": seed, "steps": len(rows), "before": before, "after": after,
+            "training_s": round(sum(r["time/total"] for r in rows), 1),
+            "rolled_out": statistics.mean(r.get("train/contrast/rolled_out", 0.0) for r in rows)}
+
+
+def table(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean, lowest and highest over seeds of every measure, before and after."""
+    rows = []
+    for variant in dict.fromkeys(r["variant"] for r in runs):
+        mine = [r for r in runs if r["variant"] == variant]
+        row: dict[str, Any] = {"variant": variant, "seeds": len(mine),
+                               "training_s": statistics.mean(r["training_s"] for r in mine),
+                               "rolled_out": statistics.mean(r["rolled_out"] for r in mine)}
+        for name in mine[0]["after"]:
+            values = [r["after"][name] for r in mine]
+            row[name] = {"before": statistics.mean(r["before"][name] for r in mine), "after": statistics.mean(values),
+                         "low": min(values), "high": max(values)}
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, help="of the configuration unless given; nothing is recorded then")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench_tgrpo")
+    options = parser.parse_args()
+    make_data()
+    jobs = [(variant, seed) for seed in range(options.seeds) for variant in VARIANTS]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        runs = list(pool.map(lambda job: run_one(*job, options.steps, options.out), jobs))
+    rows = table(runs)
+    names = ("sampled", "greedy", "shuffled", "gap")
+    print_table(("held-out, mean of seeds", *names, "rolled out", "seconds"), [
+        (r["variant"], *(f"{r[n]['before']:.3f} -> {r[n]['after']:.3f} [{r[n]['low']:.3f}, {r[n]['high']:.3f}]" for n in names),
+         f"{r['rolled_out']:.2f}", f"{r['training_s']:.0f}") for r in rows])
+    if options.steps is None and options.seeds >= 3:
+        print(write_results("bench_tgrpo", {"table": rows, "runs": runs}, "torch", "transformers", "av"))
+
+
+if __name__ == "__main__":
+    main()
