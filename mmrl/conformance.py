@@ -233,13 +233,13 @@ def _draw(bench: Bench, folder: Path) -> list[str]:
     """Pictures of gold and wrong answers in the frame the model emits; samples that cannot be drawn are left out."""
     frame = bench.encoder.template.frame
     paths: list[str] = []
-    answers = {(label, id(job.sample)): (job.text, score) for label, job, score in bench.scored
+    answers = {(label, id(job.sample)): (job.text, score, job.ctx.videos) for label, job, score in bench.scored
                if label in ("gold", "wrong") and job.ctx.frame is frame and job.ctx.progress == 1}
     for sample in _in_turns(bench):
         gold, wrong = answers.get(("gold", id(sample))), answers.get(("wrong", id(sample)))
         if len(paths) < _PICTURES and gold and wrong:
             target = folder / f"check_{len(paths):02d}.png"
             with contextlib.suppress(MediaError):  # already a finding of the encoding check
-                draw_check(sample, gold[0], wrong[0], gold[1].detail, wrong[1].detail, target)
+                draw_check(sample, gold[0], wrong[0], gold[1].detail, wrong[1].detail, target, videos=gold[2])
                 paths.append(str(target))
     return paths

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from mmrl.report.charts import smoothing_note
 from mmrl.report.compare import comparison_body
+from mmrl.report.contrast import configured_view, contrast_curves, contrast_names, view_name
 from mmrl.report.curves import held_out_curves, other_metrics, source_curves, training_curves
+from mmrl.report.filmstrip import Figures
 from mmrl.report.gallery import gallery, parse_failures, worst_cases
 from mmrl.report.load import Run, load_run
-from mmrl.report.pictures import Pictures
+from mmrl.report.rollouts import rollouts
 from mmrl.report.sections import alarms, configuration, timing
 from mmrl.report.sources import source_tables
 from mmrl.report.text import esc
@@ -71,8 +73,17 @@ def _curves(run: Run, headline: str) -> str:
         out.append(f"<details><summary>Other held-out metrics</summary>{_cards(more)}</details>")
     note = smoothing_note(len(run.metrics))
     out += [f"<h3>Training <small>{note}</small></h3>" if note and train else "<h3>Training</h3>",
-            _cards(train) if train else '<p class="missing">metrics.jsonl holds no steps yet.</p>', other_metrics(run)]
+            _cards(train) if train else '<p class="missing">metrics.jsonl holds no steps yet.</p>', *_contrast(run),
+            other_metrics(run, contrast_names(run))]
     return "".join(out)
+
+
+def _contrast(run: Run) -> list[str]:
+    """Curves of contrast groups, where a run has them."""
+    charts = contrast_curves(run)
+    title = ("Does the policy use what it is shown? <small>training accuracy with the input as it is and changed: "
+             f"{esc(view_name(configured_view(run)))}</small>")
+    return [f"<h3>{title}</h3>", _cards(charts)] if charts else []
 
 
 def _notes(run: Run) -> str:
@@ -99,18 +110,20 @@ def build_report(run_dir: Path) -> Path:
     run = load_run(Path(run_dir))
     found = outcome(run)
     metric = row_metric(run, found)
-    pictures = Pictures(run.folder)
+    figures = Figures(run.folder)
     makers: list[tuple[str, str, Callable[[], str]]] = [
         ("results", "Results", lambda: tiles(found)),
         ("curves", "Curves", lambda: _curves(run, found.headline)),
         ("sources", "Sources", lambda: source_tables(run, found)),
-        ("gallery", "Gallery", lambda: gallery(run, pictures, metric)),
-        ("worst", "Worst cases", lambda: worst_cases(run, pictures, metric) + parse_failures(run)),
+        ("gallery", "Gallery", lambda: gallery(run, figures, metric)),
+        ("worst", "Worst cases", lambda: worst_cases(run, figures, metric) + parse_failures(run)),
+        ("rollouts", "Rollouts", lambda: rollouts(run, figures)),
         ("alarms", "Alarms", lambda: alarms(run)),
         ("timing", "Timing", lambda: timing(run)),
         ("configuration", "Configuration", lambda: configuration(run) + _notes(run)),
     ]
-    sections = [(key, title, make()) for key, title, make in makers]
+    made = [(key, title, make()) for key, title, make in makers]
+    sections = [section for section in made if section[2] or section[0] != "rollouts"]
     body = header(run, found) + _navigation(sections) + "<main>" + "".join(
         f'<section id="{key}"><h2>{title}</h2>{content}</section>' for key, title, content in sections) + "</main>"
     body += '<footer>Written by mmrl from the files of this run.</footer>'

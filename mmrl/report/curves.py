@@ -2,15 +2,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mmrl.report.charts import Line, line_chart, sparkline
 from mmrl.report.load import EvalStep, Run, Series
 from mmrl.report.text import esc, metric_name, plural, short
 
-__all__ = ["Curve", "MODES", "eval_chart", "held_out_curves", "metric_names", "metric_order", "other_metrics",
-           "source_curves", "training_curves"]
+__all__ = ["Curve", "MODES", "draw_curves", "eval_chart", "held_out_curves", "metric_names", "metric_order", "other_metrics",
+           "per_source", "source_curves", "training_curves"]
 
 MODES = {"sampled": "c1", "greedy": "c2"}
 _BOUNDED = ("iou", "reward", "parse_rate", "giou", "correct", "macro", "headline")
@@ -148,9 +148,9 @@ def _curves(run: Run) -> list[Curve]:
     curves.insert(5, Curve("Why parsing failed", reasons, "completions", percent=True, zero=True))
     sources = [s for s in run.sources() if run.series(f"train/{s}/reward/mean")]
     if len(sources) > 1:
-        curves += _per_source("Reward per source", {f"train/{s}/reward/mean": s for s in sources}, "training")
+        curves += per_source("Reward per source", {f"train/{s}/reward/mean": s for s in sources}, "training")
         metrics = {s: _train_metric(run, s) for s in sources}
-        curves += _per_source("Metric per source", {f"train/{s}/{m}": f"{s}: {metric_name(m)}" for s, m in metrics.items() if m},
+        curves += per_source("Metric per source", {f"train/{s}/{m}": f"{s}: {metric_name(m)}" for s, m in metrics.items() if m},
                               "training")
     return curves
 
@@ -161,7 +161,7 @@ def _train_metric(run: Run, source: str) -> str | None:
     return next((m for m in wishes if m and m != "reward" and run.series(f"train/{source}/{m}")), None)
 
 
-def _per_source(title: str, names: dict[str, str], unit: str) -> list[Curve]:
+def per_source(title: str, names: dict[str, str], unit: str) -> list[Curve]:
     """As many charts as colours can tell the sources apart."""
     items, size = list(names.items()), len(_COLORS)
     parts = [dict(items[i:i + size]) for i in range(0, len(items), size)]
@@ -171,9 +171,14 @@ def _per_source(title: str, names: dict[str, str], unit: str) -> list[Curve]:
 
 def training_curves(run: Run) -> list[str]:
     """The charts of what training logged, in reading order."""
+    return draw_curves(run, _curves(run))
+
+
+def draw_curves(run: Run, curves: Sequence[Curve]) -> list[str]:
+    """The charts of those curves that have a point."""
     x_range = (0.0, float(max(1, run.last_step)))
     charts = []
-    for c in _curves(run):
+    for c in curves:
         many = sorted(c.names, key=lambda n: -max((v or 0.0 for _, v in run.series(n)), default=0.0))[:len(_COLORS)]
         lines = _lines(run, {n: w for n, w in c.names.items() if n in many}, c.noisy)
         left_out = f"{len(c.names) - len(many)} smaller ones not drawn" if len(c.names) > len(many) else ""
@@ -182,9 +187,11 @@ def training_curves(run: Run) -> list[str]:
     return [c for c in charts if c]
 
 
-def other_metrics(run: Run) -> str:
-    """Every logged metric without a chart of its own: first, last, lowest and highest value and a small curve."""
-    drawn = {n for c in _curves(run) for n in c.names}
+def other_metrics(run: Run, beside: Iterable[str] = ()) -> str:
+    """Every logged metric without a chart of its own: first, last, lowest and highest value and a small curve.
+
+    `beside` are metrics drawn elsewhere."""
+    drawn = {*beside, *(n for c in _curves(run) for n in c.names)}
     rows = []
     for name in run.names():
         points = run.series(name)

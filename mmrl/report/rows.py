@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mmrl.report.load import EvalStep, number
+from mmrl.report.text import plural
 from mmrl.stats import Estimate, macro_estimate, paired_gain
 
 __all__ = ["boxes_of", "gains", "headline_of", "is_right", "labels_of", "metric_of", "part_gains", "points_of", "score_of",
-           "task_of", "text_of", "unit_of"]
+           "seconds", "spans_of", "spans_text", "task_of", "text_of", "track_of", "unit_of"]
 
 Scores = dict[tuple[str, str], dict[tuple[str, str], list[float]]]
 """(mode, metric) -> prompt -> one score per completion."""
 _ALWAYS = ("reward", "parse_rate", "headline")
+_MOST = 1000  # spans or boxes of one answer
 
 
 def score_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -100,10 +102,60 @@ def labels_of(row: Mapping[str, Any], kind: str) -> list[str]:
     return [str(label) for label in found]
 
 
-def text_of(row: Mapping[str, Any], kind: str) -> str | None:
-    """'pred_text' or 'gold_text', or None when the task gives none."""
+def spans_of(row: Mapping[str, Any], kind: str) -> list[tuple[float, float]] | None:
+    """Valid spans (start, end) in seconds of the shown part; 'pred_spans' or 'gold_spans'. None when the task has none."""
     found = _detail(row).get(kind)
-    return None if found is None else str(found)
+    if not isinstance(found, (list, tuple)):
+        return None
+    pairs = [[number(v) for v in item] for item in found[:_MOST] if isinstance(item, (list, tuple)) and len(item) == 2]
+    return [(start, end) for start, end in pairs if start is not None and end is not None and start <= end]
+
+
+def track_of(row: Mapping[str, Any], kind: str) -> dict[float, tuple[float, ...]] | None:
+    """Boxes by second of the shown part, in pixels of the displayed frame; 'pred_tracks' or 'gold_tracks'. None when the task
+    has none."""
+    found = _detail(row).get(kind)
+    if not isinstance(found, Mapping) or _detail(row).get("frame", "abs_orig") != "abs_orig":
+        return None
+    out = {}
+    for key, box in list(found.items())[:_MOST]:
+        values = [number(v) for v in box] if isinstance(box, (list, tuple)) else []
+        second = _second(key)
+        if second is not None and len(values) == 4 and None not in values:
+            out[second] = tuple(v or 0.0 for v in values)
+    return out
+
+
+def _second(key: Any) -> float | None:
+    try:
+        return number(float(key))
+    except (TypeError, ValueError):
+        return None
+
+
+def seconds(value: float) -> str:
+    """2.5 -> '2.5', 7.0 -> '7': at most two decimals."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def spans_text(spans: Iterable[tuple[float, float]]) -> str:
+    """[(0, 1.5), (2, 3)] -> '0–1.5 and 2–3 s'; 'no span' without any."""
+    words = [f"{seconds(start)}–{seconds(end)}" for start, end in spans]
+    return " and ".join(words) + " s" if words else "no span"
+
+
+def text_of(row: Mapping[str, Any], kind: str) -> str | None:
+    """'pred_text' or 'gold_text', followed by the answer's spans and the number of its boxes over time; None when the task gives
+    none of them, or an answer that was not parsed."""
+    found, side = _detail(row).get(kind), kind.removesuffix("_text")
+    parts = [] if found is None else [str(found)]
+    spans, track = spans_of(row, f"{side}_spans"), track_of(row, f"{side}_tracks")
+    if side == "gold" or score_of(row).get("parsed"):
+        parts += [] if spans is None else [spans_text(spans)]
+        if track is not None:
+            ends = list(dict.fromkeys(seconds(end) for end in (min(track), max(track)))) if track else []
+            parts.append(plural(len(track), "box", "boxes") + (f" at {'–'.join(ends)} s" if ends else ""))
+    return " · ".join(parts) if parts else None
 
 
 def _measured(evaluations: Iterable[EvalStep]) -> dict[tuple[str, str], set[str]]:

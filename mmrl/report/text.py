@@ -11,7 +11,8 @@ __all__ = ["cut_text", "esc", "interval", "metric_name", "plural", "short", "spa
 
 _CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
 _NAMES = {"iou": "mIoU", "giou": "gIoU", "reward": "Reward", "parse_rate": "Parse rate",
-          "outside_image": "Outside picture", "ned": "1 − NED", "macro": "Mean of sources", "headline": "Headline"}
+          "outside_image": "Outside picture", "ned": "1 − NED", "macro": "Mean of sources", "headline": "Headline",
+          "acc_gqa": "Acc@GQA"}
 
 
 def esc(value: Any) -> str:
@@ -28,19 +29,19 @@ def cut_text(value: Any, limit: int) -> str:
     return f'{esc(text[:limit])}<span class="cut"> … cut: {len(text):,} characters in all</span>'
 
 
-def plural(n: int, noun: str) -> str:
-    """'1 step', '1,200 steps'."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+def plural(n: int, noun: str, many: str = "") -> str:
+    """'1 step', '1,200 steps'; `many` is an irregular plural."""
+    return f"{n:,} {noun if n == 1 else many or noun + 's'}"
 
 
 def metric_name(name: str) -> str:
-    """'acc@0.5' -> 'Acc@0.5', 'iou' -> 'mIoU', 'some_metric' -> 'Some metric'."""
+    """'acc@0.5' -> 'Acc@0.5', 'iou' -> 'mIoU', 'viou' -> 'vIoU', 'some_metric' -> 'Some metric'."""
     if name in _NAMES:
         return _NAMES[name]
     if re.fullmatch(r"acc@[\d.]+", name):
         return name.replace("acc", "Acc")
-    words = name.replace("_", " ")
-    return words[:1].upper() + words[1:]
+    words = re.sub(r"\b([tv]?)iou\b", r"\1IoU", name.replace("_", " "))
+    return words if words[1:4] == "IoU" else words[:1].upper() + words[1:]
 
 
 def short(value: float | None) -> str:

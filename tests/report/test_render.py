@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from mmrl.report import build_comparison, build_report
+from tests.report.video_run import make_video_run
 
 pytestmark = [pytest.mark.render("chromium"), pytest.mark.slow]
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
@@ -124,3 +125,31 @@ def test_a_mixed_run_fits_the_window_and_shows_boxes_points_and_texts(mixed_run:
     assert int(wide) <= 0 and hidden == "true"
     cross = float(sizes[0])
     assert 6 < cross < 30 and all(float(s) > 6 for s in sizes), "large enough to see, small enough to point"
+
+
+@pytest.mark.parametrize("width", [1280, 500, 390])
+def test_filmstrips_fit_the_window_and_follow_the_slider(tmp_path: Path, width: int) -> None:
+    page = build_report(make_video_run(tmp_path / "run", prompts=1))
+    probe = with_probe(page, """
+      const all = (name) => [...document.querySelectorAll(".gallery " + name)].filter((e) => e.checkVisibility());
+      const widths = (name) => all(name).map((e) => e.getBoundingClientRect().width);
+      const bars = () => all(".lane.greedy i").map((e) => e.style.left).join();
+      const range = document.querySelector(".slider input"), last = bars(), frames = widths(".still image");
+      range.value = 0; range.dispatchEvent(new Event("input"));
+      const first = bars();
+      document.querySelector(".samples").click();
+      const seen = [document.documentElement.scrollWidth - innerWidth, frames.length, Math.min(...frames), first !== last,
+                    Math.min(...widths(".still rect.gold")), all(".lane.sampled").length, all(".lane.gold").length,
+                    Math.max(...all(".still").map((e) => e.getBoundingClientRect().right)) <= innerWidth];
+      (window.frameElement?.ownerDocument ?? document).body.dataset.probe = seen.join(";");
+    """)
+    if width < 500:  # the browser's own window is never narrower
+        text = probe.read_text(encoding="utf-8").replace("&", "&amp;").replace('"', "&quot;")
+        probe.write_text(f'<body><iframe width="{width}" height="2000" srcdoc="{text}"></iframe></body>', encoding="utf-8")
+    done = browse(probe, "--dump-dom", f"--window-size={max(width, 500)},2400")
+    found = re.search(r'data-probe="([^"]+)"', done.stdout)
+    assert found and console(done) == []
+    wide, count, narrowest, moved, box, sampled, gold, inside = found.group(1).split(";")
+    assert int(wide) <= 0 and inside == "true" and moved == "true"
+    assert int(count) == 8 * 5 and float(narrowest) > 60 and float(box) > 8
+    assert int(sampled) == 0 and int(gold) == 3, "three of the tasks have spans, and samples can be hidden"
