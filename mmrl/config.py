@@ -12,14 +12,14 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from mmrl.config_data import CurriculumStage, DataConfig, DataSource, PassRateConfig, Section, SelectionConfig
+from mmrl.config_data import CurriculumStage, DataConfig, DataSource, OfflineConfig, PassRateConfig, Section, SelectionConfig
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = [
     "AlarmConfig", "AlgorithmConfig", "ContrastConfig", "CurriculumStage", "DataConfig", "DataSource", "EMAConfig", "EvalConfig",
-    "KLConfig", "LoraSettings", "ModelConfig", "OptimConfig", "PassRateConfig", "RewardConfig", "RolloutConfig", "RunConfig",
-    "SelectionConfig", "TrainConfig", "effective_threads", "load_config", "merge", "parse_overrides",
+    "KLConfig", "LoraSettings", "ModelConfig", "OfflineConfig", "OptimConfig", "PassRateConfig", "RewardConfig", "RolloutConfig",
+    "RunConfig", "SelectionConfig", "TrainConfig", "effective_threads", "load_config", "merge", "parse_overrides",
 ]
 
 
@@ -116,6 +116,7 @@ class AlgorithmConfig(_Section):
     ema: EMAConfig = EMAConfig()
     aggregation: Literal["plain", "gdpo"] = "plain"  # of reward parts; gdpo: each normalised in its group before the sum
     contrast: ContrastConfig = ContrastConfig()
+    offline: OfflineConfig = OfflineConfig()
     difficulty: Literal["none", "univg_exp", "univg_power", "univg_log", "dgrpo"] = "none"
     # ^ multiplies a group's advantages by a weight that falls with its mean accuracy (mmrl/algorithms/difficulty.py)
     difficulty_power: float = Field(1.0, ge=0)  # w of univg_power
@@ -166,6 +167,8 @@ class EvalConfig(_Section):
     limit: int | None = Field(None, ge=1)  # held-out samples used during training; before and after use all
     gallery: int = Field(12, ge=0)  # pictures followed through training in the report
     best_metric: str = "sampled/iou"  # picks checkpoints/best: greedy/NAME or sampled/NAME
+    views: list[Literal["shuffle", "mirror", "mask", "question_only"]] = []
+    # ^ asks each sample again without its order, sides, pixels or media: how much is the video used (mmrl/eval_views.py)
 
 
 class AlarmConfig(_Section):
@@ -216,6 +219,7 @@ class RunConfig(_Section):
             raise ValueError("rollout.group_size must be at least 2: a group of one has nothing to be compared with, so its "
                              "advantage is 0 and it never has signal")
         self._check_advantages()
+        self._check_offline()
         if a.minibatches > self.train.prompts_per_step:
             raise ValueError(f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
                              f"({self.train.prompts_per_step})")
@@ -239,6 +243,19 @@ class RunConfig(_Section):
         if self.data.selection.kind != "none" and not a.dynamic_sampling:
             raise ValueError(f"data.selection {self.data.selection.kind} replaces groups: it needs algorithm.dynamic_sampling "
                              "true (max_rounds: 1 only filters)")
+
+    def _check_offline(self) -> None:
+        a, o = self.algorithm, self.algorithm.offline
+        if o.gold and not o.per_group:
+            raise ValueError("algorithm.offline.gold true with per_group 0 adds nothing; set per_group to 1")
+        if o.per_group and a.advantage == "pass_k":
+            raise ValueError("algorithm.offline adds completions the policy did not write, and advantage pass_k counts what the "
+                             "policy itself gets right: use grpo, rloo or opo, or per_group 0")
+        if o.per_group and a.importance == "sequence":
+            raise ValueError("algorithm.offline shapes each token's ratio: it needs importance token, or per_group 0")
+        if o.replace and o.per_group >= self.rollout.group_size:
+            raise ValueError(f"algorithm.offline.per_group ({o.per_group}) with replace true leaves no rollouts: it must be below "
+                             f"rollout.group_size ({self.rollout.group_size})")
 
     def _build_algorithm_settings(self) -> None:
         """Settings of loss and sampler have rules of their own: a run must break them here, not after loading a model."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-__all__ = ["CurriculumStage", "DataConfig", "DataSource", "PassRateConfig", "Section", "SelectionConfig"]
+__all__ = ["CurriculumStage", "DataConfig", "DataSource", "OfflineConfig", "PassRateConfig", "Section", "SelectionConfig"]
 
 Bounds = tuple[float | None, float | None]
 Missing = Literal["error", "keep", "drop"]
@@ -102,6 +102,23 @@ class SelectionConfig(Section):
         return self
 
 
+class OfflineConfig(Section):
+    """algorithm.offline: demonstrations of the rows (params.offline) in each group, LUFFY (mmrl/algorithms/offline.py).
+
+    They count in the group's advantages, their tokens are weighed by f(pi / b) and not clipped, and no KL term applies to
+    them. Not with advantage pass_k (it counts what the policy itself gets right) nor importance sequence (f is per token).
+    """
+
+    per_group: int = Field(0, ge=0)  # most demonstrations per group; 0: off; LUFFY: 1 of 8
+    gold: bool = False  # rows without demonstrations: the task's own gold answer
+    gamma: float | None = Field(0.1, gt=0)  # f(x) = x / (x + gamma), strongest where pi / b = gamma; null: f(x) = x
+    behaviour: Literal["one", "given"] = "one"  # b: 1 (LUFFY), or the row's log-probs where it has them
+    cap: float = Field(2.0, ge=1)  # largest pi / b
+    replace: bool = True  # they take the place of rollouts; false: groups grow
+    only_when_failing: bool = False  # only in groups without a right rollout (all rollouts are made, then the last replaced)
+    until: float = Field(1.0, gt=0, le=1)  # share of train.steps after which none are added
+
+
 class VideoConfig(Section):
     """How clips are sampled and how large their frames may be (video/sampling.py, video/budget.py); rows may override the
     sampling in params.video. Budgets left out are those of qwen-vl-utils."""
@@ -140,12 +157,17 @@ class DataConfig(Section):
     max_pixels: int | None = Field(None, ge=1)
     video: VideoConfig = VideoConfig()
     cache: CacheConfig = CacheConfig()
+    workers: int = Field(0, ge=0)  # processes that prepare media ahead of time (mmrl/prefetch.py); they need cache.dir
+    media_timeout_s: float = Field(300.0, gt=0)  # of one picture or clip in a worker; beyond it the clip has failed
     prompt_cache_gib: float = Field(1.0, ge=0)  # memory for encoded prompts, for pixels and for features, each
 
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
             raise ValueError(f"data.min_pixels ({self.min_pixels}) cannot exceed data.max_pixels ({self.max_pixels})")
+        if self.workers and self.cache.dir is None:
+            raise ValueError(f"data.workers ({self.workers}) hand their tensors over through the cache: expected data.cache.dir, "
+                             "found null; set data.cache.dir to a folder, or data.workers to 0")
         ends = [stage.until for stage in self.curriculum]
         if any(a >= b for a, b in pairwise(ends)):
             raise ValueError(f"data.curriculum: expected ascending 'until', found {', '.join(f'{e:g}' for e in ends)}")

@@ -26,7 +26,8 @@ from mmrl.algorithms import (
 )
 from mmrl.config import RunConfig
 from mmrl.errors import RewardError
-from mmrl.schedule import score_of, training_parts, training_rewards, usable
+from mmrl.offline import on_policy
+from mmrl.schedule import is_usable, score_of, training_parts, training_rewards, usable
 from mmrl.types import Group, Sample
 from mmrl.world import World
 
@@ -51,12 +52,13 @@ class GroupView:
 
 
 def accuracy_level(group: Group, headline: str) -> float:
-    """The group's mean accuracy in the task's own terms: the headline metric, else reward part 'accuracy', else the value.
+    """The rollouts' mean accuracy in the task's own terms: the headline metric, else reward part 'accuracy', else the value.
 
     The headline comes first because it lies in [0, 1] where a paper's accuracy part may not.
-    A completion that could not be parsed counts as 0; one whose reward failed does not count (nor is it trained on).
+    A completion that could not be parsed counts as 0; one whose reward failed does not count (nor is it trained on), and
+    neither does a demonstration: how hard a prompt is, the policy's own answers tell.
     """
-    scores = [score_of(t) for t, good in zip(group.trajectories, usable(group), strict=True) if good]
+    scores = [score_of(t) for t in on_policy(group.trajectories) if is_usable(t)]
     if not scores:
         return 0.0
     if any(headline in s.metrics for s in scores):

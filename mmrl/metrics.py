@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from mmrl.algorithms import has_signal
+from mmrl.offline import is_right, on_policy
 from mmrl.schedule import StepTally, accuracies, is_usable, score_of
 from mmrl.scoring import is_reward_failure
-from mmrl.types import Group, Score, StopReason
+from mmrl.types import Group, StopReason
 from mmrl.update import SourceStats, UpdateResult
 
 __all__ = ["REFLECTION_WORDS", "completion_records", "peak_memory_gib", "step_metrics"]
@@ -29,17 +30,20 @@ _REFLECTION = re.compile(r"\b(?:" + "|".join(map(re.escape, REFLECTION_WORDS)) +
 
 
 def completion_records(groups: Iterable[Group], *, reflection: bool = False) -> list[dict[str, Any]]:
-    """One small picklable record per completion, in order of group key; `reflection` searches it for reflection words."""
+    """One small picklable record per completion, in order of group key; `reflection` searches it for reflection words.
+
+    Demonstrations are marked `offline`, rollouts whose places they took are records like any other.
+    """
     records = []
     for group in sorted(groups, key=lambda g: g.key):
         view = _view(group)
-        for trajectory in group.trajectories:
+        for trajectory in (*group.trajectories, *group.replaced):
             score, turn = score_of(trajectory), trajectory.turns[-1]
             records.append({
                 "key": group.key, "source": group.sample.source, "task": group.sample.task, "id": group.sample.id,
                 "value": score.value, "parts": dict(score.parts),
                 "metrics": dict(score.metrics), "parsed": score.parsed, "reason": score.reason,
-                "broken": is_reward_failure(score), "right": _is_right(score), **view,
+                "broken": is_reward_failure(score), "right": is_right(score), "offline": trajectory.offline, **view,
                 "length": trajectory.num_tokens, "clipped": turn.stop is StopReason.LENGTH,
                 **({"reflects": _REFLECTION.search(turn.text) is not None} if reflection else {})})
     return records
@@ -50,7 +54,7 @@ def _view(group: Group) -> dict[str, Any]:
     if not group.view:
         return {}
     changed = accuracies([t for t in group.contrast if is_usable(t)])
-    plain = accuracies([t for t in group.trajectories if is_usable(t)])
+    plain = accuracies([t for t in on_policy(group.trajectories) if is_usable(t)])
     both = {"plain": float(np.mean(plain)), "changed": float(np.mean(changed))} if plain and changed else {}
     return {"view": group.view, **both}
 
@@ -65,11 +69,6 @@ def _contrast(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     plain, changed = _mean([r["plain"] for r in measured]), _mean([r["changed"] for r in measured])
     return {"contrast/rolled_out": len(measured) / len(groups), "contrast/plain": plain, "contrast/changed": changed,
             "contrast/gap": None if plain is None or changed is None else plain - changed}
-
-
-def _is_right(score: Score) -> bool:
-    """The task's own verdict (metric 'correct') when it has one, else a value above 0.5."""
-    return score.metrics["correct"] >= 0.5 if "correct" in score.metrics else score.value > 0.5
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -166,10 +165,22 @@ def _trained(stats: SourceStats) -> dict[str, float | None]:
             "entropy": stats.entropy / stats.entropy_tokens if stats.entropy_tokens else None}
 
 
+def _offline(records: Sequence[dict[str, Any]], demonstrations: Sequence[dict[str, Any]],
+             stats: SourceStats) -> dict[str, float | None]:
+    """Demonstrations: how many of all completions, their mean reward, their mean log-prob per trained token."""
+    tokens = stats.stats.offline_tokens
+    return {"offline/share": len(demonstrations) / (len(records) + len(demonstrations)),
+            "offline/reward": _mean([r["value"] for r in demonstrations]),
+            "offline/logp": stats.stats.offline_logp / tokens if tokens else None,
+            "offline/capped": stats.stats.offline_capped / tokens if tokens else None}
+
+
 def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: UpdateResult,
                  seconds: dict[str, float]) -> dict[str, Any]:
-    """The row of metrics.jsonl for one step; `records` and `update` cover all processes."""
+    """The row of metrics.jsonl for one step; `records` and `update` cover all processes. Demonstrations have metrics of their
+    own (offline/..) and count in no other."""
     row: dict[str, Any] = {}
+    told, records = [r for r in records if r.get("offline")], [r for r in records if not r.get("offline")]
     by_source: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         by_source[record["source"]].append(record)
@@ -181,6 +192,11 @@ def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: Up
         row.update({f"train/{source}/{k}": v for k, v in _trained(stats).items()})
     total = update.total
     row.update({f"train/{k}": v for k, v in _trained(total).items()})
+    if told:
+        row.update({f"train/{k}": v for k, v in _offline(records, told, total).items()})
+        for source in sorted({r["source"] for r in told}):
+            mine = [r for r in told if r["source"] == source]
+            row.update({f"train/{source}/{k}": v for k, v in _offline(by_source[source], mine, update.sources[source]).items()})
     row.update({"train/loss": total.stats.policy_loss / update.denominator if update.denominator else None,
                 "train/grad_norm": _mean(update.grad_norms), "train/lr": update.lr, **update.credit, **tally.notes})
     if tally.report is not None:

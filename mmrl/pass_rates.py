@@ -41,7 +41,7 @@ def read_pass_rates(config: PassRateConfig) -> dict[Name, float]:
             continue
         name, mode, score = _read(line, f"{config.file}:{number}")
         modes[mode] += 1
-        if config.mode in ("all", mode):
+        if mode not in ("offline", "contrast") and config.mode in ("all", mode):
             table = _values(score)
             known.update(table)
             values.setdefault(name, []).append(table.get(config.metric, 0.0))
@@ -55,16 +55,21 @@ def read_pass_rates(config: PassRateConfig) -> dict[Name, float]:
 
 
 def _read(line: str, where: str) -> tuple[Name, str, Mapping[str, Any]]:
-    """(source, id), mode and score of one logged completion; rollouts have no mode and were sampled."""
+    """(source, id), mode and score of one logged completion; rollouts have no mode and were sampled, but for demonstrations
+    ('offline') and answers to a changed input ('contrast'), which say nothing of the policy on the input."""
     try:
         row = json.loads(line)
         sample = row.get("sample", row)
         score = row["score"]
         float(score["value"])
-        return (str(sample["source"]), str(sample["id"])), str(row.get("mode", "sampled")), score
+        return (str(sample["source"]), str(sample["id"])), _mode(row), score
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: expected a logged completion with sample and score, found something else ({error!r}); use a "
                         "predictions.jsonl or rollouts/step_*.jsonl of a run") from error
+
+
+def _mode(row: Mapping[str, Any]) -> str:
+    return next((name for name in ("offline", "contrast") if row.get(name)), str(row.get("mode", "sampled")))
 
 
 def _values(score: Mapping[str, Any]) -> dict[str, float]:

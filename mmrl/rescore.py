@@ -81,7 +81,8 @@ class _Logged:
         if "step" not in self.row and self.row.get("mode") != "sampled":
             return None
         sample, key = self.sample, self.row.get("key")
-        return json.dumps([self.row.get("step"), key, sample.source, sample.id, self.spec], default=str)
+        changed = bool(self.row.get("contrast"))  # answers to a changed input are a group of their own
+        return json.dumps([self.row.get("step"), key, sample.source, sample.id, self.spec, changed], default=str)
 
     @property
     def was_never_rolled_out(self) -> bool:

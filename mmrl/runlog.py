@@ -39,18 +39,20 @@ def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_toke
                  origins: Mapping[tuple[int, int, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Logged completions, with all that `mmrl score` needs to score them again; `origins` are those of the tally.
 
-    Demonstrations are marked `offline`: the policy did not write them.
+    Demonstrations are marked `offline`: the policy did not write them. Of a group with a changed view (T-GRPO and the like)
+    all rows name the `view`, and those written on the changed input are marked `contrast`.
     """
     rows = []
     for group in groups:
-        for trajectory in group.trajectories:
+        view = {"view": group.view} if group.view else {}
+        for trajectory, contrast in (*((t, False) for t in group.trajectories), *((t, True) for t in group.contrast)):
             turn, score = trajectory.turns[-1], score_of(trajectory)
             rows.append({
                 "step": group.key[0], "key": list(group.key), "total_steps": total_steps,
                 "sample": dataclasses.asdict(group.sample),
                 "text": turn.text, "stop": turn.stop.value, "num_tokens": trajectory.num_tokens,
                 "max_tokens": max_tokens, "frame": frame, **({"offline": True} if trajectory.offline else {}),
-                **origins.get(group.key, {}),
+                **view, **({"contrast": True} if contrast else {}), **origins.get(group.key, {}),
                 "score": dataclasses.asdict(score)})
     return rows
 

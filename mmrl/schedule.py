@@ -5,6 +5,7 @@ step gets depends only on the seed and on earlier rewards, never on the number o
 """
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,12 +32,13 @@ from mmrl.algorithms import (
 from mmrl.config import DataSource, RunConfig
 from mmrl.data import LoadedSource, prompt_stream
 from mmrl.errors import DataError, MediaError
+from mmrl.offline import Demonstrations, on_policy
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.scoring import ScoreJob, Scorer, is_reward_failure
 from mmrl.task import Task
-from mmrl.types import Group, ImageSize, RewardContext, Score, StopReason, Trajectory, VideoSize
+from mmrl.types import Completion, Group, ImageSize, RewardContext, Sample, Score, StopReason, Trajectory, VideoSize
 from mmrl.views import changed_prompt
 from mmrl.world import World
 
@@ -78,11 +80,15 @@ def accuracies(trajectories: Sequence[Trajectory]) -> list[float]:
 
 
 def contrast_bonuses(group: Group, config: RunConfig) -> list[float]:
-    """What T-GRPO's rule adds to each trajectory's reward; all 0 for a group no changed view applies to."""
+    """What T-GRPO's rule adds to each trajectory's reward; all 0 for a group no changed view applies to.
+
+    Demonstrations neither count in the rule nor get the bonus: they show nothing of what the policy looks at.
+    """
     if not group.view:
         return [0.0] * len(group.trajectories)
     changed = accuracies([t for t in group.contrast if is_usable(t)]) if group.contrast else None
-    return bonuses(accuracies(group.trajectories), changed, contrast_settings(config))
+    own = iter(bonuses(accuracies(on_policy(group.trajectories)), changed, contrast_settings(config)))
+    return [0.0 if t.offline else next(own) for t in group.trajectories]
 
 
 def training_rewards(group: Group, config: RunConfig) -> list[float]:
@@ -163,6 +169,7 @@ class _Open:
     group: Group
     task: Task
     prompt: Prompt
+    demonstrations: tuple[Completion, ...] = ()
 
 
 @dataclass
@@ -177,6 +184,7 @@ class StepTally:
     failures: list[dict[str, Any]] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)  # every closed group, also those not trained on
     origins: dict[tuple[int, int, int], dict[str, Any]] = field(default_factory=dict)  # by key: score_origin
+    demonstrations_skipped: int = 0
     notes: dict[str, float] = field(default_factory=dict)  # metrics of curriculum and selection, the same on all
 
 
@@ -195,6 +203,7 @@ class SerialSchedule:
             carry_share=a.carry_share if a.dynamic_sampling else 0.0))
         self.selection = None if d.kind == "none" else VarianceSelection(SelectionSettings(
             kind=d.kind, threshold=d.threshold, replay_share=d.replay_share, memory=d.memory, momentum=d.momentum, rest=d.rest))
+        self.demonstrations = Demonstrations(config, policy, sources)
         self.tally = StepTally()
 
     def groups(self, step: int) -> Iterator[Group]:
@@ -241,12 +250,15 @@ class SerialSchedule:
         """Metrics of curriculum and selection for the step's row."""
         staged = {"train/curriculum/stage": float(self.stream.stage)} if self.config.data.curriculum else {}
         selected = self.selection.metrics() if self.selection is not None else {}
-        return {**staged, **{f"train/selection/{k}": float(v) for k, v in selected.items()}}
+        skipped = ({"train/offline/skipped": self.world.sum([float(self.tally.demonstrations_skipped)])[0]}
+                   if self.config.algorithm.offline.per_group else {})
+        return {**staged, **{f"train/selection/{k}": float(v) for k, v in selected.items()}, **skipped}
 
     def _close(self, tickets: Sequence[Ticket], step: int) -> list[Group]:
         """Roll out and score the tickets; a prompt that cannot be encoded gives a group with an error."""
         groups: list[Group] = []
         ready: list[_Open] = []
+        self._look_ahead(tickets)
         for ticket in tickets:
             sample, task = self.stream.find(ticket.source, ticket.sample_id)
             try:
@@ -256,25 +268,59 @@ class SerialSchedule:
                 self.tally.failures.append({"step": step, "source": sample.source, "id": sample.id,
                                             "reason": groups[-1].error})
                 continue
-            ready.append(_Open(Group(sample, (), fingerprint=prompt.fingerprint, key=ticket.key), task, prompt))
-        written = self._answers(ready, self.config.rollout.group_size, 3, step)
+            ready.append(_Open(Group(sample, (), fingerprint=prompt.fingerprint, key=ticket.key), task, prompt,
+                               self._demonstrations(sample, task, prompt, ticket, step)))
+        written = self._answers(ready, [self.demonstrations.rollouts(len(o.demonstrations)) for o in ready], 3, step)
         closed = [replace(o.group, trajectories=found) for o, found in zip(ready, written, strict=True)]
+        closed = self._mixed(closed, ready, step)
         for group, opened in zip(closed, ready, strict=True):
             self.tally.origins[group.key] = score_origin(self._config_of[id(opened.task)], opened.prompt.images,
                                                          opened.prompt.videos)
         return sorted([*groups, *self._contrasted(closed, ready, step)], key=lambda g: g.key)
 
-    def _answers(self, ready: Sequence[_Open], count: int, noise: int, step: int) -> list[tuple[Trajectory, ...]]:
-        """`count` scored completions of each prompt; `noise` tells their random numbers from those of other rollouts."""
+    def _demonstrations(self, sample: Sample, task: Task, prompt: Prompt, ticket: Ticket, step: int) -> tuple[Completion, ...]:
+        """What somebody else wrote for this prompt, if demonstrations are wanted in this step; the unusable are recorded."""
+        if not self.demonstrations.active(step):
+            return ()
+        chosen, skipped = self.demonstrations.choose(sample, task, ticket.key, self.context(prompt, step, StopReason.EOS, 0))
+        self.tally.demonstrations_skipped += len(skipped)
+        self.tally.failures += [{"step": step, "source": sample.source, "id": sample.id, "reason": reason} for reason in skipped]
+        return chosen
+
+    def _mixed(self, closed: Sequence[Group], ready: Sequence[_Open], step: int) -> list[Group]:
+        """The groups with their scored demonstrations, where there are any and they are wanted."""
+        groups = list(closed)
+        asked = [i for i, o in enumerate(ready) if o.demonstrations and self.demonstrations.wanted(groups[i])]
         began = time.perf_counter()
-        requests = [Request(o.prompt, count, (self.config.seed, noise, *o.group.key)) for o in ready]
+        scored = self.scorer.score_groups([self._jobs(ready[i], ready[i].demonstrations, step) for i in asked]) if asked else []
+        self.tally.reward_s += time.perf_counter() - began
+        for i, scores in zip(asked, scored, strict=True):
+            groups[i] = self.demonstrations.mix(groups[i], ready[i].demonstrations, scores)
+        return groups
+
+    def _jobs(self, opened: _Open, completions: Sequence[Completion], step: int) -> list[ScoreJob]:
+        return [ScoreJob(self._task_key[id(opened.task)], opened.group.sample, c.text,
+                         self.context(opened.prompt, step, c.stop, len(c.token_ids))) for c in completions]
+
+    def _look_ahead(self, tickets: Sequence[Ticket]) -> None:
+        """Tell the media workers what is asked for now, and what the stream draws next; a wrong guess costs only their time."""
+        ahead = self.policy.encoder.ahead
+        if ahead is None:
+            return
+        stream = copy.copy(self.stream)
+        stream.taken = list(stream.taken)
+        coming = [stream.draw()[0] for _ in range(self.config.train.prompts_per_step)]
+        ahead.forget()
+        ahead.expect([self.stream.find(t.source, t.sample_id)[0] for t in tickets] + coming[self.world.rank::self.world.size])
+
+    def _answers(self, ready: Sequence[_Open], counts: Sequence[int], noise: int, step: int) -> list[tuple[Trajectory, ...]]:
+        """So many scored completions of each prompt; `noise` tells their random numbers from those of other rollouts."""
+        began = time.perf_counter()
+        requests = [Request(o.prompt, n, (self.config.seed, noise, *o.group.key)) for o, n in zip(ready, counts, strict=True)]
         completions = self.engine.generate(requests, sampling_settings(self.config)) if requests else []
         self.tally.rollout_s += time.perf_counter() - began
         began = time.perf_counter()
-        jobs = [[ScoreJob(self._task_key[id(o.task)], o.group.sample, c.text,
-                          self.context(o.prompt, step, c.stop, len(c.token_ids))) for c in cs]
-                for o, cs in zip(ready, completions, strict=True)]
-        scored = self.scorer.score_groups(jobs)
+        scored = self.scorer.score_groups([self._jobs(o, cs, step) for o, cs in zip(ready, completions, strict=True)])
         self.tally.reward_s += time.perf_counter() - began
         self.tally.prompt_tokens += sum(o.prompt.length for o in ready)
         self.tally.rollout_tokens += sum(len(c.token_ids) for cs in completions for c in cs)
@@ -294,9 +340,10 @@ class SerialSchedule:
                 continue
             groups[number] = replace(group, view=c.kind)
             top = max(1.0, opened.task.member(group.sample.task).value_range[1])
-            if needs_contrast(accuracies(group.trajectories), contrast_settings(self.config), top=top):
+            if needs_contrast(accuracies(on_policy(group.trajectories)), contrast_settings(self.config), top=top):
                 asked.append((number, replace(opened, prompt=changed)))
-        written = self._answers([o for _, o in asked], c.group_size or max(1, self.config.rollout.group_size // 2), 4, step)
+        count = c.group_size or max(1, self.config.rollout.group_size // 2)
+        written = self._answers([o for _, o in asked], [count] * len(asked), 4, step)
         for (number, _), found in zip(asked, written, strict=True):
             groups[number] = replace(groups[number], contrast=found)
         return groups

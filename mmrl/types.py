@@ -153,11 +153,15 @@ class Score:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One or more turns by the policy with one score: a single VLM answer and a robot episode are the same type."""
+    """One or more turns by the policy with one score: a single VLM answer and a robot episode are the same type.
+
+    `offline` marks a demonstration: somebody else wrote it, and its log-probs are theirs (0 where unknown).
+    """
 
     turns: tuple[Completion, ...]
     score: Score | None = None
     error: str | None = None
+    offline: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -172,6 +176,7 @@ class Group:
     `fingerprint` hashes the media tensors and rotary positions seen at rollout; training recomputes and compares it.
     `contrast` holds trajectories on a changed input (T-GRPO's shuffled frames and the like); they are never trained on.
     `view` names the change; '' where none applies. A group with a view and no contrast was one where it could not matter.
+    `replaced` holds rollouts whose places demonstrations took: they count in metrics and are not trained on.
     `key` orders groups and seeds their sampling: (step, position in the step, attempt).
     """
 
@@ -182,6 +187,7 @@ class Group:
     contrast: tuple[Trajectory, ...] = ()
     view: str = ""
     error: str | None = None
+    replaced: tuple[Trajectory, ...] = ()
 
     @property
     def rewards_G(self) -> tuple[float, ...]:

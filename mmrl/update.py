@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from mmrl.algorithms import LossStats, ObjectiveSettings, policy_loss, trajectory_in_loss
+from mmrl.algorithms import LossStats, ObjectiveSettings, OfflineSettings, policy_loss, trajectory_in_loss
 from mmrl.config import RunConfig
 from mmrl.credit import Credit
 from mmrl.data import PromptStream
@@ -31,7 +31,8 @@ def objective_settings(config: RunConfig) -> ObjectiveSettings:
     a = config.algorithm
     return ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip, importance=a.importance,
                              aggregate=a.aggregate, max_completion_length=config.rollout.max_new_tokens,
-                             kl_coef=a.kl.coef, kl_estimator=a.kl.estimator)
+                             kl_coef=a.kl.coef, kl_estimator=a.kl.estimator,
+                             offline=OfflineSettings(gamma=a.offline.gamma, cap=a.offline.cap))
 
 
 @dataclass
@@ -84,6 +85,7 @@ class _Work:
     advantages: tuple[float, ...]
     in_loss: tuple[bool, ...]
     behaviour: tuple[tuple[float, ...], ...]
+    offline: tuple[bool, ...]
 
 
 class Updater:
@@ -93,6 +95,7 @@ class Updater:
                  world: World) -> None:
         self.config, self.policy, self.optimizer, self.stream, self.world = config, policy, optimizer, stream, world
         self.settings = objective_settings(config)
+        self._mixes = config.algorithm.offline.per_group > 0
         self.credit = Credit(config, world, lambda sample: stream.find(sample.source, sample.id)[1].member(sample.task).headline)
         self.parameters = policy.trainable()
         self.updates = 0  # optimizer steps taken, drives the learning rate
@@ -117,7 +120,7 @@ class Updater:
         in_loss_G = tuple(good and trajectory_in_loss(t, self.config.algorithm.overlong)
                           for t, good in zip(group.trajectories, usable(group), strict=True))
         return _Work(group, PackItem(self.policy.encoder(sample, task), tuple(c.token_ids for c in turns)), advantages_G,
-                     in_loss_G, tuple(c.logps for c in turns))
+                     in_loss_G, tuple(c.logps for c in turns), tuple(t.offline for t in group.trajectories))
 
     def _minibatches(self, work: Sequence[_Work]) -> list[list[_Work]]:
         """Split by place in the step, so that every process takes part in the same optimizer steps."""
@@ -168,6 +171,7 @@ class Updater:
         advantage_N = torch.tensor([a for w in chunk for a in w.advantages], device=device)[sequence_N]
         mask_N = torch.tensor([m for w in chunk for m in w.in_loss], device=device)[sequence_N]
         behaviour_N = torch.tensor([x for w in chunk for lps in w.behaviour for x in lps], device=device)
+        offline_N = torch.tensor([o for w in chunk for o in w.offline], device=device)[sequence_N]
         reference_N = None
         if self.settings.kl_coef > 0:
             began = time.perf_counter()
@@ -179,7 +183,7 @@ class Updater:
         label_N = torch.tensor([names.index(w.group.sample.source) for w in chunk for _ in w.advantages],
                                device=device)[sequence_N]
         loss = policy_loss(self.settings, out.logp_N, behaviour_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N,
-                           label_N=label_N, num_labels=len(names))
+                           label_N=label_N, num_labels=len(names), offline_N=offline_N if self._mixes else None)
         if not torch.isfinite(loss.loss):
             raise NonFiniteError(f"the loss is {float(loss.loss)}; samples: {', '.join(w.group.sample.id for w in chunk)}")
         loss.loss.backward()
@@ -187,14 +191,16 @@ class Updater:
             result.sources[name].stats += stats
         result.packed_tokens += batch.num_tokens
         if first_pass:
-            self._observe(chunk, (out.logp_N.detach() - behaviour_N).abs(), out.entropy_N, result, fresh)
+            self._observe(chunk, (out.logp_N.detach() - behaviour_N).abs(), out.entropy_N, ~offline_N, result, fresh)
         return loss.denominator
 
-    def _observe(self, chunk: Sequence[_Work], gap_N: torch.Tensor, entropy_N: torch.Tensor, result: UpdateResult,
-                 fresh: bool) -> None:
-        """Entropy and, while the weights are still the rollout's, the sampler-trainer gap of each group's source."""
+    def _observe(self, chunk: Sequence[_Work], gap_N: torch.Tensor, entropy_N: torch.Tensor, own_N: torch.Tensor,
+                 result: UpdateResult, fresh: bool) -> None:
+        """Entropy and, while the weights are still the rollout's, the sampler-trainer gap of each group's source, over the
+        tokens the policy wrote (`own_N`)."""
         sizes = [sum(map(len, w.item.completions)) for w in chunk]
-        for w, gaps, entropies in zip(chunk, gap_N.split(sizes), entropy_N.split(sizes), strict=True):
+        for w, gaps, entropies, own in zip(chunk, gap_N.split(sizes), entropy_N.split(sizes), own_N.split(sizes), strict=True):
+            gaps, entropies = gaps[own], entropies[own]
             entry = result.sources[w.group.sample.source]
             entry.entropy += float(entropies.sum())
             entry.entropy_tokens += entropies.numel()

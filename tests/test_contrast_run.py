@@ -68,6 +68,20 @@ def test_only_inputs_the_view_changes_get_a_second_group(tmp_path: Path, kind: s
     assert names and all(row[name] is not None for name in names if "others" not in name)
 
 
+def test_changed_rollouts_are_logged_apart_and_score_the_same_again(tmp_path: Path) -> None:
+    from mmrl.rescore import rescore
+
+    made, groups = run(tmp_path, {"kind": "shuffle", "skip": False})
+    (log,) = (made.folder.path / "rollouts").glob("step_*.jsonl")
+    rows = read_jsonl(log)
+    shown = {tuple(r["key"]) for r in rows}
+    changed = [r for r in rows if r.get("contrast")]
+    expected = {g.key: g for g in groups if g.key in shown}
+    assert sum(len(g.contrast) for g in expected.values()) == len(changed) and all(r["view"] == "shuffle" for r in changed)
+    assert all(bool(r.get("view")) == bool(expected[tuple(r["key"])].view) for r in rows)
+    assert not any(r.changed for r in rescore(log).rows)
+
+
 def test_changed_rollouts_repeat_and_differ_from_the_plain_ones(tmp_path: Path) -> None:
     texts = []
     for folder in ("a", "b"):

@@ -40,13 +40,14 @@ from mmrl.algorithms.objective import (
     policy_loss,
     truncated_importance,
 )
+from mmrl.algorithms.offline import OfflineSettings, off_policy_loss
 from mmrl.algorithms.selection import SelectionSettings, VarianceSelection, largest_variance
 
 __all__ = [
-    "SIGNAL_TOLERANCE", "AdvantageScale", "Aggregate", "Baseline", "ContrastSettings", "Difficulty", "DynamicSampler", "EmaScale",
-    "EmaSettings", "Importance", "KLEstimator", "LossStats", "LossSum", "ObjectiveSettings", "Overlong", "OverlongSettings",
-    "SamplerSettings", "SelectionSettings", "StepReport", "Ticket", "VarianceSelection", "Verdict", "bonuses", "centred",
-    "denominator", "difficulty_weights", "gdpo_advantages", "gradient_scale", "group_advantages", "group_std", "has_signal",
-    "kl_estimate", "largest_variance", "needs_contrast", "overlong_penalty", "policy_loss", "soft_overlong_penalty",
-    "trajectory_in_loss", "truncated_importance", "whiten",
+    "SIGNAL_TOLERANCE", "AdvantageScale", "Aggregate", "Baseline", "ContrastSettings", "Difficulty", "DynamicSampler",
+    "EmaScale", "EmaSettings", "Importance", "KLEstimator", "LossStats", "LossSum", "ObjectiveSettings", "OfflineSettings",
+    "Overlong", "OverlongSettings", "SamplerSettings", "SelectionSettings", "StepReport", "Ticket", "VarianceSelection",
+    "Verdict", "bonuses", "centred", "denominator", "difficulty_weights", "gdpo_advantages", "gradient_scale",
+    "group_advantages", "group_std", "has_signal", "kl_estimate", "largest_variance", "needs_contrast", "off_policy_loss",
+    "overlong_penalty", "policy_loss", "soft_overlong_penalty", "trajectory_in_loss", "truncated_importance", "whiten",
 ]

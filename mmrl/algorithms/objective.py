@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.offline import OfflineSettings, capped, off_policy_loss
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -57,6 +58,8 @@ class ObjectiveSettings:
     """See `kl_estimate`; k1 as a loss term has no regularising gradient."""
     log_ratio_clamp: float = 20.0
     """Log-ratios are clamped to +-this before exp. The clamp also stops the gradient, so it is counted."""
+    offline: OfflineSettings = field(default_factory=OfflineSettings)
+    """Loss of the tokens somebody else wrote (`policy_loss(offline_N=...)`)."""
 
     def __post_init__(self) -> None:
         for name, kind in (("importance", Importance), ("aggregate", Aggregate), ("kl_estimator", KLEstimator)):
@@ -83,7 +86,10 @@ class ObjectiveSettings:
 
 @dataclass(frozen=True)
 class LossStats:
-    """Sums over the tokens in the loss: add them over micro-batches and ranks, divide at the end (`means`)."""
+    """Sums over the tokens in the loss: add them over micro-batches and ranks, divide at the end (`means`).
+
+    Tokens of demonstrations count in num_tokens, num_sequences, policy_loss and offline_*, and in nothing else.
+    """
 
     num_tokens: float = 0.0
     num_sequences: float = 0.0
@@ -102,6 +108,12 @@ class LossStats:
     """The chosen estimator of KL(new || reference); 0 without reference log-probs."""
     policy_loss: float = 0.0
     """Sum of the policy term as aggregated (without KL), to be divided by the denominator."""
+    offline_tokens: float = 0.0
+    """Tokens of demonstrations."""
+    offline_logp: float = 0.0
+    """Their log-probs under the current policy."""
+    offline_capped: float = 0.0
+    """Those whose importance weight exceeded the cap."""
 
     def __add__(self, other: LossStats) -> LossStats:
         return LossStats.from_list([a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)])
@@ -116,9 +128,9 @@ class LossStats:
         return cls(**{f.name: v for f, v in zip(dataclasses.fields(cls), values, strict=True)})
 
     def means(self) -> dict[str, float]:
-        """Per-token means of everything counted per token, for logging; zeros when no token was in the loss."""
+        """Per-token means, over the policy's own tokens, of everything counted per token, for logging; zeros without any."""
         names = ("clip_low", "clip_high", "dual_clip", "clamped", "ratio", "approx_kl", "kl_ref")
-        return {name: getattr(self, name) / max(self.num_tokens, 1.0) for name in names}
+        return {name: getattr(self, name) / max(self.num_tokens - self.offline_tokens, 1.0) for name in names}
 
 
 @dataclass(frozen=True)
@@ -215,7 +227,8 @@ def _surrogate(settings: ObjectiveSettings, log_ratio_M: Tensor,
 
 def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor,
                 sequence_id_N: Tensor, mask_N: Tensor, *, ref_logp_N: Tensor | None = None,
-                weight_N: Tensor | None = None, label_N: Tensor | None = None, num_labels: int = 0) -> LossSum:
+                weight_N: Tensor | None = None, label_N: Tensor | None = None, num_labels: int = 0,
+                offline_N: Tensor | None = None) -> LossSum:
     """The loss of one micro-batch of whole sequences, as a sum; see the module docstring for the division.
 
     logp_N: log-probs under the current policy, with gradient. old_logp_N: under the policy of the ratio's bottom
@@ -223,9 +236,9 @@ def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor,
     sequence_id_N: long, which sequence of this micro-batch a token belongs to (any distinct numbers). mask_N: bool or
     0/1, tokens in the loss. ref_logp_N: reference log-probs; with kl_coef 0 the KL is only measured.
     weight_N: multiplies the policy term (off-policy correction, difficulty), not the KL. label_N: long in [0, num_labels),
-    constant within a sequence, splits the statistics, not the loss. All are (N,) and finite where masked in; 16-bit
-    log-probs are raised to float32. Non-finite results are the caller's to detect.
-    Raises ConfigError when kl_coef > 0 and there are no reference log-probs.
+    constant within a sequence, splits the statistics, not the loss. offline_N: bool, tokens of demonstrations, which take
+    `off_policy_loss` and no KL. All are (N,) and finite where masked in; 16-bit log-probs are raised to float32.
+    Non-finite results are the caller's to detect. Raises ConfigError when kl_coef > 0 and there are no reference log-probs.
     """
     if settings.kl_coef > 0 and ref_logp_N is None:
         raise ConfigError(f"kl_coef is {settings.kl_coef} but there are no reference log-probs; "
@@ -243,13 +256,18 @@ def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor,
         raw_M = (sums_B.index_add(0, row_M, raw_M) / length_B)[row_M]
     limit = settings.log_ratio_clamp
     loss_M, marks = _surrogate(settings, raw_M.clamp(-limit, limit), select(advantage_N))
+    off_M = torch.zeros_like(kept_M, dtype=torch.bool) if offline_N is None else offline_N[kept_M]
+    if offline_N is not None:
+        assert settings.importance == "token", "demonstrations are weighed per token"
+        shaped_M = off_policy_loss(settings.offline, logp_M, select(old_logp_N), select(advantage_N), limit)
+        loss_M = torch.where(off_M, shaped_M, loss_M)
     if weight_N is not None:
         loss_M = loss_M * select(weight_N)
     policy_M, clamped_M, kl_ref_M = loss_M.detach(), raw_M.detach().abs() > limit, torch.zeros_like(loss_M)
     if ref_logp_N is not None:
         raw_ref_M = select(ref_logp_N) - logp_M
         clamped_M = clamped_M | (raw_ref_M.detach().abs() > limit)
-        kl_M = kl_estimate(raw_ref_M.clamp(-limit, limit), settings.kl_estimator)
+        kl_M = kl_estimate(raw_ref_M.clamp(-limit, limit), settings.kl_estimator).masked_fill(off_M, 0.0)
         kl_ref_M = kl_M.detach()
         if settings.kl_coef > 0:
             loss_M = loss_M + settings.kl_coef * kl_M
@@ -258,13 +276,23 @@ def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor,
         loss_M, policy_M = loss_M * share_M, policy_M * share_M
     approx_kl_M = kl_estimate(token_log_ratio_M.detach().clamp(-limit, limit), "k3")
     sums = {**marks, "clamped": clamped_M, "approx_kl": approx_kl_M, "kl_ref": kl_ref_M, "policy_loss": policy_M}
-    names, rows = list(sums), torch.stack([value.double() for value in sums.values()])
-    columns = [torch.cat([rows.sum(1), rows.new_tensor([kept_M.numel(), length_B.numel()])])]
-    if label_N is not None:
-        columns += _by_label(rows, label_N[kept_M], row_M, length_B, num_labels)
-    names += ["num_tokens", "num_sequences"]
-    stats = [LossStats(**dict(zip(names, values, strict=True))) for values in torch.stack(columns).tolist()]  # one sync
+    if offline_N is not None:
+        sums = {name: value if name == "policy_loss" else value * ~off_M for name, value in sums.items()}
+        sums |= {"offline_tokens": off_M, "offline_logp": logp_M.detach() * off_M,
+                 "offline_capped": off_M & capped(settings.offline, logp_M, select(old_logp_N))}
+    stats = _statistics(sums, None if label_N is None else label_N[kept_M], row_M, length_B, num_labels)
     return LossSum(loss_M.sum(), _denominator(settings, kept_M.numel(), length_B.numel()), stats[0], tuple(stats[1:]))
+
+
+def _statistics(sums: dict[str, Tensor], label_M: Tensor | None, row_M: Tensor, length_B: Tensor,
+                num_labels: int) -> list[LossStats]:
+    """The sums over all tokens, then, with labels, over those of each label."""
+    names, rows = list(sums), torch.stack([value.double() for value in sums.values()])
+    columns = [torch.cat([rows.sum(1), rows.new_tensor([row_M.numel(), length_B.numel()])])]
+    if label_M is not None:
+        columns += _by_label(rows, label_M, row_M, length_B, num_labels)
+    names += ["num_tokens", "num_sequences"]
+    return [LossStats(**dict(zip(names, values, strict=True))) for values in torch.stack(columns).tolist()]  # one sync
 
 
 def _by_label(rows: Tensor, label_M: Tensor, row_M: Tensor, length_B: Tensor, num_labels: int) -> list[Tensor]:
