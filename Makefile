@@ -33,7 +33,7 @@ lint: install  ## ruff, mypy, import directions
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: install  ## run every scripts/bench_*.py, about an hour; one that fails does not stop the others
+bench: install  ## run every scripts/bench_*.py, more than an hour; one that fails does not stop the others
 	@failed=; for script in scripts/bench_*.py; do \
 		module=$${script%.py}; echo "== $$script"; \
 		OMP_NUM_THREADS=1 $(BIN)/python -m $${module//\//.} || failed="$$failed $$script"; \

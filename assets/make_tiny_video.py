@@ -1,10 +1,13 @@
 """Make assets/tiny_video: assets/tiny_vlm taught to watch clips of 16 frames, still answering loosely.
 
-    python -m assets.make_tiny_video            (about half an hour on one CPU core; seeded)
+    python -m assets.make_tiny_video [--resume]            (about half an hour on one CPU core; seeded)
 
-One run of `mmrl sft` (configs/video_warmstart.yaml) on generated clips (tasks.clips): which way a shape moves, what comes after
-what, when a shape is there, where it is. The ends of spans are off by a second now and then, and boxes are drawn with a margin
-and a shaky hand, as in assets/make_tiny_vlm_mixed.py. Weights are kept in bf16.
+Two runs of `mmrl sft` (configs/video_warmstart.yaml) on generated clips (tasks.clips): which way a shape moves, what comes after
+what, when a shape is there, where it is. The first draws motions that go out at one edge and in at the other, so that not even
+a frame of known place tells the answer; at this size it learns times and boxes, and no direction. The second draws motions
+inside the picture: the order of the frames tells the answer, one frame of unknown place does not. The ends of spans are off by a
+second now and then, and boxes are drawn with a margin and a shaky hand, as in assets/make_tiny_vlm_mixed.py. Weights are kept
+in bf16. `--resume` keeps finished stages and clips of an earlier run.
 """
 from __future__ import annotations
 
@@ -25,13 +28,22 @@ from tasks.clips import make_clips
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZE, FPS, SECONDS = 56, 2, 8.0
-TASKS: dict[str, dict[str, Any]] = {"direction": {}, "order": {}, "appear": {"grid": 1}, "track": {"grid": 2}}
+TASKS: dict[str, dict[str, Any]] = {
+    "direction": {"kinds": ("horizontal_inside", "vertical_inside")}, "order": {"kinds": ("turn",)}, "appear": {"grid": 1},
+    "track": {"grid": 2}}
 """Clips of each task: events on whole seconds, a box every two seconds."""
+STRICT: dict[str, dict[str, Any]] = {**TASKS, "direction": {}, "order": {}}
+STAGES: tuple[tuple[int, dict[str, dict[str, Any]], dict[str, float]], ...] = (
+    (1100, STRICT, {"direction": 2.0, "order": 2.0, "appear": 1.0, "track": 0.6}),
+    (700, TASKS, {"direction": 2.0, "order": 2.0, "appear": 0.4, "track": 1.0}),
+)
+"""Steps, clips and weights of each stage."""
 
 
-def clips(folder: Path, task: str, count: int, seed: int, prefix: str) -> str:
+def clips(folder: Path, task: str, count: int, seed: int, prefix: str, settings: dict[str, Any] | None = None) -> str:
     """The clips of tiny_video's kind: `count` of `task` in `folder`; returns the path of data.jsonl."""
-    return make_clips(str(folder), task, count, seed, size=SIZE, fps=FPS, seconds=SECONDS, prefix=prefix, **TASKS[task])
+    chosen = TASKS[task] if settings is None else settings
+    return make_clips(str(folder), task, count, seed, size=SIZE, fps=FPS, seconds=SECONDS, prefix=prefix, **chosen)
 
 
 def loosen(row: dict[str, Any], seed: int, margin: float, jitter: float, slip: float) -> dict[str, Any]:
@@ -50,39 +62,56 @@ def loosen(row: dict[str, Any], seed: int, margin: float, jitter: float, slip: f
     return row
 
 
+def loose_clips(folder: Path, task: str, settings: dict[str, Any], options: argparse.Namespace, seed: int) -> Path:
+    """The clips of one task and stage with loosened answers, made unless they are there; returns their data file."""
+    data, loose = folder / "data.jsonl", folder / "loose.jsonl"  # the rows are written last: clips that are there are complete
+    if not data.exists() or len(data.read_text(encoding="utf-8").splitlines()) != options.count:
+        data = Path(clips(folder, task, options.count, seed, f"warm-{task}-", settings))
+    rows = (json.loads(line) for line in data.read_text(encoding="utf-8").splitlines())
+    told = (json.dumps(loosen(row, options.seed, options.margin, options.jitter, options.slip)) for row in rows)
+    loose.write_text("\n".join(told) + "\n", encoding="utf-8")
+    return loose
+
+
 def main() -> None:
     """Generate, teach, shrink, copy to --out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "assets" / "tiny_video")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "tiny_video")
-    parser.add_argument("--count", type=int, default=4000, help="clips per task")
-    parser.add_argument("--steps", type=int, default=1100)
+    parser.add_argument("--resume", action="store_true", help="keep finished stages and clips in --work")
+    parser.add_argument("--count", type=int, default=4000, help="clips per task and stage")
     parser.add_argument("--margin", type=float, default=0.10, help="mean outward error of an edge, in object sides")
     parser.add_argument("--jitter", type=float, default=0.12, help="its standard deviation")
     parser.add_argument("--slip", type=float, default=0.15, help="probability that the end of a span is a second early, or late")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    sources = []
-    for number, task in enumerate(TASKS):
-        data = options.work / task / "data.jsonl"  # the rows are written last: clips that are there are complete
-        if not data.exists() or len(data.read_text(encoding="utf-8").splitlines()) != options.count:
-            data = Path(clips(options.work / task, task, options.count, options.seed + 3001, f"warm-{task}-"))
-        rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
-        loose = (json.dumps(loosen(row, options.seed, options.margin, options.jitter, options.slip)) for row in rows)
-        (data.parent / "loose.jsonl").write_text("\n".join(loose) + "\n", encoding="utf-8")
-        sources.append(f"data.train.{number}.path={data.parent / 'loose.jsonl'}")
-    began, taught = time.time(), options.work / "taught"
-    command = [sys.executable, "-m", "mmrl.cli.main", "sft", "configs/video_warmstart.yaml", f"seed={options.seed}",
-               f"train.steps={options.steps}", *sources, "--out", str(taught)]
-    subprocess.run(command, check=True, cwd=ROOT)
-    size_bytes = shrink(taught)
+    if not options.resume:
+        shutil.rmtree(options.work, ignore_errors=True)
+    taught, seconds, size_bytes = ROOT / "assets" / "tiny_vlm", [], 0
+    for number, (steps, settings, weights) in enumerate(STAGES):
+        began, start, taught = time.time(), taught, options.work / f"stage_{number + 1}"
+        if (taught / "seconds.json").exists():
+            seconds.append(json.loads((taught / "seconds.json").read_text(encoding="utf-8")))
+            continue
+        sources = []
+        for place, task in enumerate(TASKS):
+            same = number and settings[task] == STAGES[0][1][task]
+            folder = options.work / f"clips_{1 if same else number + 1}" / task
+            loose = loose_clips(folder, task, settings[task], options, options.seed + 3001)
+            sources += [f"data.train.{place}.path={loose}", f"data.train.{place}.weight={weights[task]}"]
+        subprocess.run([sys.executable, "-m", "mmrl.cli.main", "sft", "configs/video_warmstart.yaml", f"model.path={start}",
+                        f"seed={options.seed + number}", f"train.steps={steps}", *sources, "--out", str(taught)],
+                       check=True, cwd=ROOT)
+        seconds.append(round(time.time() - began))
+        size_bytes = shrink(taught)
+        (taught / "seconds.json").write_text(json.dumps(seconds[-1]), encoding="utf-8")
     shutil.rmtree(options.out, ignore_errors=True)
-    shutil.copytree(taught, options.out)
-    facts = {"seconds": round(time.time() - began), "bytes": size_bytes, "seed": options.seed, "clips_per_task": options.count,
-             "steps": options.steps, "margin": options.margin, "jitter": options.jitter, "slip": options.slip}
+    shutil.copytree(taught, options.out, ignore=shutil.ignore_patterns("seconds.json"))
+    facts = {"seconds_per_stage": seconds, "bytes": size_bytes, "seed": options.seed, "clips_per_task": options.count,
+             "margin": options.margin, "jitter": options.jitter, "slip": options.slip, "stages": STAGES}
     results = ROOT / "assets" / "results" / "tiny_video.json"
     results.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(f"{options.out}: {size_bytes / 2**20:.1f} MiB; taught in {facts['seconds']} s")
+    print(f"{options.out}: {size_bytes / 2**20:.1f} MiB; stages took {seconds} s")
 
 
 if __name__ == "__main__":

@@ -53,21 +53,20 @@ def _view(group: Group) -> dict[str, Any]:
     """Of a group whose input has a changed view: that view, and p, p~ where it was rolled out."""
     if not group.view:
         return {}
-    changed = accuracies([t for t in group.contrast if is_usable(t)])
-    plain = accuracies([t for t in on_policy(group.trajectories) if is_usable(t)])
-    both = {"plain": float(np.mean(plain)), "changed": float(np.mean(changed))} if plain and changed else {}
-    return {"view": group.view, **both}
+    changed, plain = accuracies(group.contrast), accuracies(on_policy(group.trajectories))
+    both = {"plain": float(np.mean(plain)), "changed": float(np.mean(changed))} if group.probe and plain and changed else {}
+    return {"view": group.view, "rolled_out": bool(group.contrast), **both}
 
 
 def _contrast(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Contrast groups: share rolled out, accuracy on the plain and on the changed input of those, and the gap between them:
-    how much of the accuracy hangs on what the view changes."""
+    """Contrast groups: share rolled out; of those rolled out by lot, the accuracy on plain and on changed input and the gap
+    between them: how much of the accuracy hangs on what the view changes."""
     groups = {r["key"]: r for r in records if "view" in r}
     measured = [r for r in groups.values() if "changed" in r]
     if not groups:
         return {}
     plain, changed = _mean([r["plain"] for r in measured]), _mean([r["changed"] for r in measured])
-    return {"contrast/rolled_out": len(measured) / len(groups), "contrast/plain": plain, "contrast/changed": changed,
+    return {"contrast/rolled_out": _mean([r["rolled_out"] for r in groups.values()]), "contrast/plain": plain, "contrast/changed": changed,
             "contrast/gap": None if plain is None or changed is None else plain - changed}
 
 

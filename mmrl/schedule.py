@@ -75,26 +75,32 @@ def contrast_settings(config: RunConfig) -> ContrastSettings:
 
 
 def accuracies(trajectories: Sequence[Trajectory]) -> list[float]:
-    """Accuracy part of each trajectory's reward (its value where the task has no such part); 0 for a reward that failed."""
-    return [score_of(t).parts.get("accuracy", score_of(t).value) if is_usable(t) else 0.0 for t in trajectories]
+    """Accuracy part of each usable trajectory's reward (its value where the task has no such part)."""
+    return [score_of(t).parts.get("accuracy", score_of(t).value) for t in trajectories if is_usable(t)]
 
 
 def contrast_bonuses(group: Group, config: RunConfig) -> list[float]:
     """What T-GRPO's rule adds to each trajectory's reward; all 0 for a group no changed view applies to.
 
-    Demonstrations neither count in the rule nor get the bonus: they show nothing of what the policy looks at.
+    Demonstrations neither count in the rule nor get the bonus: they show nothing of what the policy looks at. Nor do
+    trajectories whose reward failed, on either side.
     """
     if not group.view:
         return [0.0] * len(group.trajectories)
-    changed = accuracies([t for t in group.contrast if is_usable(t)]) if group.contrast else None
+    changed = accuracies(group.contrast) if group.contrast else None
     own = iter(bonuses(accuracies(on_policy(group.trajectories)), changed, contrast_settings(config)))
-    return [0.0 if t.offline else next(own) for t in group.trajectories]
+    return [0.0 if t.offline or not is_usable(t) else next(own) for t in group.trajectories]
 
 
-def training_rewards(group: Group, config: RunConfig) -> list[float]:
-    """The rewards advantages are made of: score, contrast bonus, soft overlong penalty; permuted in the control experiment."""
+def training_rewards(group: Group, config: RunConfig, *, bonus: bool = True) -> list[float]:
+    """The rewards advantages are made of: score, contrast bonus, soft overlong penalty; permuted in the control experiment.
+
+    Without `bonus`: the task's own rewards, by which prompts are judged (has it signal? is it solved?).
+    """
     a = config.algorithm
-    rewards = [r + b for r, b in zip(group.rewards_G, contrast_bonuses(group, config), strict=True)]
+    rewards = list(group.rewards_G)
+    if bonus:
+        rewards = [r + b for r, b in zip(rewards, contrast_bonuses(group, config), strict=True)]
     if a.overlong == "soft":
         rewards = [r + a.overlong_weight * p for r, p in zip(rewards, _overlong_penalties(group, config), strict=True)]
     return _shuffled(rewards, group, config)
@@ -107,9 +113,9 @@ def training_parts(group: Group, config: RunConfig) -> tuple[list[dict[str, floa
     parts, weights = [dict(s.parts) for s in scores], [dict(s.weights) for s in scores]
     if group.view:
         for table, weight, bonus in zip(parts, weights, contrast_bonuses(group, config), strict=True):
-            table["contrast"] = bonus
+            table["contrast"] = float(bonus > 0)
             if any(weight.values()):
-                weight["contrast"] = 1.0
+                weight["contrast"] = a.contrast.bonus
     if a.overlong == "soft":
         for table, weight, penalty in zip(parts, weights, _overlong_penalties(group, config), strict=True):
             table["overlong"] = penalty
@@ -151,10 +157,9 @@ def group_outcome(group: Group, config: RunConfig, task: Task) -> GroupOutcome:
     if group.error is not None:
         return GroupOutcome(group.key, None)
     good_G, (low, high) = usable(group), task.member(group.sample.task).value_range
-    high += config.algorithm.contrast.bonus if group.view else 0.0
     if sum(good_G) < 2:
         return GroupOutcome(group.key, None, low, high)
-    rewards = [r for r, good in zip(training_rewards(group, config), good_G, strict=True) if good]
+    rewards = [r for r, good in zip(training_rewards(group, config, bonus=False), good_G, strict=True) if good]
     if config.algorithm.aggregation != "gdpo":
         return GroupOutcome(group.key, rewards, low, high)
     parts, weights = ([x for x, good in zip(column, good_G, strict=True) if good] for column in training_parts(group, config))
@@ -209,6 +214,7 @@ class SerialSchedule:
     def groups(self, step: int) -> Iterator[Group]:
         """Closed, scored groups of `step` for this process; `self.tally` counts and times what was done."""
         self.tally = StepTally()
+        self.policy.encoder.visuals.release()
         if self.stream.begin_step(step, self.config.train.steps):
             self.sampler.retain(self.stream.allows)
         self.sampler.begin_step(step)
@@ -263,6 +269,7 @@ class SerialSchedule:
             sample, task = self.stream.find(ticket.source, ticket.sample_id)
             try:
                 prompt = self.policy.encoder(sample, task)
+                self.policy.encoder.visuals.lease(prompt.visuals, self.policy.tower())  # until the next step begins
             except (MediaError, DataError) as error:
                 groups.append(Group(sample, (), key=ticket.key, error=f"{type(error).__name__}: {error}"))
                 self.tally.failures.append({"step": step, "source": sample.source, "id": sample.id,
@@ -338,9 +345,11 @@ class SerialSchedule:
                                      (self.config.seed, 19, *group.key), 2 if c.unit == "pairs" else 1)
             if changed is None:
                 continue
-            groups[number] = replace(group, view=c.kind)
+            probe = not c.skip or bool(np.random.default_rng((self.config.seed, 23, *group.key)).random() < c.measure)
+            groups[number] = replace(group, view=c.kind, probe=probe)
             top = max(1.0, opened.task.member(group.sample.task).value_range[1])
-            if needs_contrast(accuracies(on_policy(group.trajectories)), contrast_settings(self.config), top=top):
+            if probe or needs_contrast(accuracies(on_policy(group.trajectories)), contrast_settings(self.config), top=top):
+                self.policy.encoder.visuals.lease(changed.visuals, self.policy.tower())
                 asked.append((number, replace(opened, prompt=changed)))
         count = c.group_size or max(1, self.config.rollout.group_size // 2)
         written = self._answers([o for _, o in asked], [count] * len(asked), 4, step)

@@ -176,6 +176,7 @@ class Group:
     `fingerprint` hashes the media tensors and rotary positions seen at rollout; training recomputes and compares it.
     `contrast` holds trajectories on a changed input (T-GRPO's shuffled frames and the like); they are never trained on.
     `view` names the change; '' where none applies. A group with a view and no contrast was one where it could not matter.
+    `probe` marks groups whose contrast was rolled out whether or not it matters: an unbiased sample of them all.
     `replaced` holds rollouts whose places demonstrations took: they count in metrics and are not trained on.
     `key` orders groups and seeds their sampling: (step, position in the step, attempt).
     """
@@ -186,6 +187,7 @@ class Group:
     key: tuple[int, int, int] = (0, 0, 0)
     contrast: tuple[Trajectory, ...] = ()
     view: str = ""
+    probe: bool = False
     error: str | None = None
     replaced: tuple[Trajectory, ...] = ()
 

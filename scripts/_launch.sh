@@ -26,16 +26,17 @@ source_overrides() {  # list (train or eval), path, split
   if is_refer "$2"; then overrides+=("$reader.split=$(quoted "$3")"); fi
   if [ -n "$split_by" ]; then overrides+=("$reader.split_by=$(quoted "$split_by")"); fi
   if [ -n "$images" ]; then overrides+=("$reader.image_root=$(quoted "$images")"); fi
+  if [ -n "$videos" ]; then overrides+=("$reader.video_root=$(quoted "$videos")"); fi
   if [ -n "$format" ]; then overrides+=("$reader.format=$(quoted "$format")"); fi
 }
 
 launch() {
   local recipe="$1" name="$2"; shift 2
-  local model="" data="" eval_data="" images="" format="" task="" split="train" eval_split="val" split_by="" processes=1
+  local model="" data="" eval_data="" images="" videos="" format="" task="" split="train" eval_split="val" split_by="" processes=1
   local flags=() overrides=() user python start
   while [ $# -gt 0 ]; do
     case "$1" in
-      --model|--data|--eval|--images|--format|--task|--split|--eval-split|--split-by|--name|--gpus)
+      --model|--data|--eval|--images|--videos|--format|--task|--split|--eval-split|--split-by|--name|--gpus)
         if [ $# -lt 2 ]; then echo "error: expected a value after $1; see --help" >&2; exit 2; fi ;;&
       --model) model="$(absolute "$2")"; shift 2 ;;
       --data) data="$(absolute "$2")"; shift 2 ;;
@@ -43,6 +44,9 @@ launch() {
       --images)
         if [ ! -d "$2" ]; then echo "error: expected a folder of pictures after --images, found '$2'" >&2; exit 2; fi
         images="$(absolute "$2")"; shift 2 ;;
+      --videos)
+        if [ ! -d "$2" ]; then echo "error: expected a folder of videos after --videos, found '$2'" >&2; exit 2; fi
+        videos="$(absolute "$2")"; shift 2 ;;
       --format) format="$2"; shift 2 ;;
       --task) task="$2"; shift 2 ;;
       --split-by) split_by="$2"; shift 2 ;;

@@ -70,5 +70,11 @@ def next_gqa(p: Span | None, g: Sequence[Span]) -> tuple[float, float] | None:
 
 
 def viou(p: Track, g: Track) -> float:
-    """VidSTG's vIoU: the sum of the IoUs where both have a box, over the keys that either has."""
+    """vIoU of two tracks: the sum of the IoUs where both have a box, over the keys that either has."""
     return sum(iou(p[key], g[key]) for key in p if key in g) / len(set(p) | set(g))
+
+
+def tube_viou(p: Track, p_time: Span, g: Track, g_time: Span) -> float:
+    """VidSTG, HC-STVG: the sum of the IoUs over the frames in both times, over the frames in either; one frame a second."""
+    mine, true = (set(range(int(s), int(e))) for s, e in (p_time, g_time))
+    return sum(iou(p[str(k)], g[str(k)]) for k in mine & true if str(k) in p) / len(mine | true)

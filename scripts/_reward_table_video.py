@@ -158,10 +158,12 @@ def tubes() -> Table:
         t.defect("1", _where(_boxes(easy, time=list(_TRUE)), truth, preset=preset), name, source,
                  "the right time, one easy second of ten", worth, 0.5 + 0.5 * peer.true_keys(easy, true))
     longer = {**true, "21": _B, "22": _B}
-    t.equal(_where(_boxes(longer, time=[10, 23]), truth, "metric:viou"), "VidSTG", "vIoU",
-            "ten exact boxes and two beyond the time", peer.viou(longer, true))
-    t.equal(_where(_boxes(easy, time=list(_TRUE)), truth, mode="viou"), "VidSTG", "vIoU",
-            "one exact box of ten", peer.viou(easy, true))
+    for what, said, span in (("ten exact boxes, three seconds too long", longer, (10, 23)), ("one exact box of ten", easy, _TRUE),
+                             ("right boxes, time apart", true, (22, 25)), ("right boxes, half the time", true, (10, 15)),
+                             ("right boxes, the whole video", true, (0, 30)), ("right boxes, time half inside", true, (15, 25))):
+        value, text = peer.tube_viou(said, span, true, _TRUE), _boxes(said, time=list(span))
+        t.equal(_where(text, truth, mode="viou"), "VidSTG, HC-STVG", "vIoU", what, value)
+        t.equal(_where(text, truth, "metric:viou"), "VidSTG, HC-STVG", "vIoU", what, value)
     return t
 
 

@@ -167,8 +167,8 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
     def forget() -> None:
         """What the next stage or step may not find in memory."""
         for memory in (visuals._pixels, visuals._features):
-            memory.values.clear()
-            memory.used = 0
+            memory.clear()
+        visuals.release()
 
     def on_event(kind: str, payload: Any) -> None:
         if kind == "step":

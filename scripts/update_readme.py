@@ -21,6 +21,17 @@ def _load(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "assets" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def _recorded(name: str, options: str = "") -> Callable[[Callable[[dict[str, Any]], str]], Callable[[], str]]:
+    """A block made of assets/results/NAME.json; while that file is not there, the block says so."""
+    def wrap(block: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
+        def text() -> str:
+            if (ROOT / "assets" / "results" / f"{name}.json").exists():
+                return block(_load(name))
+            return f"No number has been recorded yet; `python -m scripts.{name}{options}` measures."
+        return text
+    return wrap
+
+
 def _interval(e: dict[str, float]) -> str:
     return f"{e['mean']:.2f} [{e['low']:.2f}, {e['high']:.2f}]"
 
@@ -131,8 +142,82 @@ def rewards() -> str:
     return "\n".join(lines)
 
 
+_SYSTEMS = {"none": "no cache", "frames_pt": "frames as .pt", "level_1": "level 1: processed pixels", "level_1_2": "levels 1 and 2"}
+
+
+@_recorded("bench_cache")
+def cache(found: dict[str, Any]) -> str:
+    """Seconds per phase of a training step on clips, by what is kept of them."""
+    def times(value: dict[str, float]) -> str:
+        return f"{value['median']:.3g}x ({value['min']:.3g} to {value['max']:.3g})"
+
+    lines = ["| frames | kept | s/step | data | vision tower | rollout | log-probs | update | MB on disk | resident MiB |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
+    for r in found["results"]:
+        for system, name in _SYSTEMS.items():
+            phases = " | ".join(f"{r['phases_s'][system][p]:.2f}" for p in ("data", "tower", "rollout", "log-probs", "update"))
+            lines.append(f"| {r['frames']} | {name} | {r['step_s'][system]['median']:.2f} | {phases} | "
+                         f"{r['bytes_on_disk'][system] / 1e6:.1f} | {r['resident_mib'][system]} |")
+    for r in found["results"]:
+        ratios = r["ratios"]
+        lines.append(f"\n{r['frames']} frames: level 1 makes the data phase {times(ratios['data: none / level_1'])} faster than "
+                     f"decoding and {times(ratios['data: frames_pt / level_1'])} faster than frames as .pt, on "
+                     f"{ratios['bytes: frames_pt / level_1']:.3g}x less disk; both levels make the whole step "
+                     f"{times(ratios['step: none / level_1_2'])} faster than no cache.")
+    clips = found["clips"]
+    lines.append(f"\n{clips['count']} H.264 clips of {clips['size'][0]} x {clips['size'][1]}, {clips['seconds']} s; a small random "
+                 f"Qwen2.5-VL, tower frozen, one thread of {found['machine']['cpu']}, four systems in alternation.")
+    return "\n".join(lines)
+
+
+@_recorded("torture_cache", " --record")
+def torture(found: dict[str, Any]) -> str:
+    """What the cache went through and what was wrong afterwards."""
+    rounds, totals = found["rounds"], found["totals"]
+
+    def done(start: str) -> int:
+        return sum(n for r in rounds for what, n in r["done"].items() if what.startswith(start))
+
+    left = sum(len(r["at_the_end"]["left_behind"]) for r in rounds)
+    wrong = totals["wrong"] + sum(r["at_the_end"]["wrong"] for r in rounds)
+    still = sum(len(r["stood_still"]) for r in rounds)
+    return (f"`scripts/torture_cache.py`: {found['processes']} processes share one cache of {found['sources']} sources under "
+            f"{done('killed')} SIGKILLs, {done('damage'):,} damaged entries, {done('edited'):,} edited sources, a changed "
+            f"processor, eviction and a full disk. {totals['checked']:,} tensors compared with their sources: "
+            f"{wrong or 'none'} wrong, {still or 'no'} process stood still, {left or 'nothing'} left behind.")
+
+
+def _gains(table: dict[str, Any]) -> list[str]:
+    return [f"| {source} ({r['metric']}), {mode} | {r['before']:.2f} | {r['after']:.2f} | {r['gain']:+.2f} [{r['low']:+.2f}, "
+            f"{r['high']:+.2f}] |" for mode, rows in table.items() for source, r in rows.items()]
+
+
+@_recorded("demo_video", " --record")
+def video(found: dict[str, Any]) -> str:
+    """Temporal grounding and tracking of the tiny model on generated clips, before and after."""
+    clips = {r["samples"] for rows in found["held_out"].values() for r in rows.values()}
+    return "\n".join(["| when and where, held-out (metric) | before | after | gain, paired 95 % interval |", "|---|---|---|---|",
+                      *_gains(found["held_out"]),
+                      f"\n{found['steps']} steps of {found['prompts_per_step']} prompts x {found['group_size']} completions in "
+                      f"{found['seconds'] / 60:.1f} minutes on one thread of {found['machine']['cpu']}, seed {found['seed']}; "
+                      f"{min(clips)} held-out clips per task."])
+
+
+@_recorded("bench_tgrpo")
+def tgrpo(found: dict[str, Any]) -> str:
+    """T-GRPO and GRPO on questions that only the order of frames answers."""
+    lines = ["| T-GRPO and GRPO (mean of seeds, lowest to highest) | accuracy, sampled | greedy | on shuffled frames | "
+             "gap to shuffled | groups with shuffled rollouts | training, s |", "|---|---|---|---|---|---|---|"]
+    for row in found["table"]:
+        cells = " | ".join(f"{c['before']:.2f} to {c['after']:.2f} ({c['low']:.2f} to {c['high']:.2f})"
+                           for c in (row[n] for n in ("sampled", "greedy", "shuffled", "gap")))
+        lines.append(f"| {row['variant']} ({row['seeds']} seeds) | {cells} | {row['rolled_out']:.0%} | {row['training_s']:.0f} |")
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "mixed": mixed, "learning": learning, "trl": trl, "gui": gui,
-                                         "fuzz": fuzz, "rewards": rewards}
+                                         "fuzz": fuzz, "rewards": rewards,
+                                         "cache": cache, "torture": torture, "video": video, "tgrpo": tgrpo}
 
 
 def rendered(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from tasks.scenes import BACKGROUNDS, COLORS, _shape_mask
+from tasks.scenes import BACKGROUNDS, COLORS, shape_mask
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -125,7 +125,7 @@ class Actor:
             return None
         x1, y1, x2, _ = square
         left, top = max(0, -x1), max(0, -y1)
-        part = _shape_mask(self.shape, x2 - x1)[top:max(0, size - y1), left:max(0, size - x1)]
+        part = shape_mask(self.shape, x2 - x1)[top:max(0, size - y1), left:max(0, size - x1)]
         rows, columns = np.flatnonzero(part.any(1)), np.flatnonzero(part.any(0))
         if not len(rows):
             return None
@@ -143,7 +143,7 @@ def draw_actors(canvas: npt.NDArray[np.uint8], actors: Sequence[Actor], count: i
                 continue
             x1, y1, x2, _ = square
             left, top = max(0, -x1), max(0, -y1)
-            part = _shape_mask(actor.shape, x2 - x1)[top:max(0, size - y1), left:max(0, size - x1)]
+            part = shape_mask(actor.shape, x2 - x1)[top:max(0, size - y1), left:max(0, size - x1)]
             patch = frames[number, y1 + top:y1 + top + part.shape[0], x1 + left:x1 + left + part.shape[1]]
             patch[part] = COLORS[actor.color]
     return frames

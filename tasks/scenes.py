@@ -68,7 +68,7 @@ class Scene:
     phrase: str
 
 
-def _shape_mask(shape: str, side: int) -> Mask:
+def shape_mask(shape: str, side: int) -> Mask:
     """Boolean (side, side) mask that touches all four edges of its square, so the box is tight by construction."""
     centres = np.arange(side) + 0.5
     if shape == "circle":
@@ -195,7 +195,7 @@ def draw_scene(rng: np.random.Generator, size: int = 112, difficulty: int = 0, n
     pixels = _graded(rng, size, noise) if background == "graded" else _background(rng, size, noise, strokes)
     for thing in objects:
         x1, y1, x2, y2 = thing.box
-        pixels[y1:y2, x1:x2][_shape_mask(thing.shape, x2 - x1)] = COLORS[thing.color]
+        pixels[y1:y2, x1:x2][shape_mask(thing.shape, x2 - x1)] = COLORS[thing.color]
     order = [int(i) for i in rng.permutation(len(objects))]
     return Scene(pixels, tuple(objects[i] for i in order), order.index(0), phrase)
 
@@ -210,7 +210,7 @@ def draw_objects(rng: np.random.Generator, kinds: Sequence[tuple[str, str]], siz
     while (boxes := _place(rng, size, len(kinds), sides)) is None:
         continue
     for (color, shape), (x1, y1, x2, y2) in zip(kinds, boxes, strict=True):
-        pixels[y1:y2, x1:x2][_shape_mask(shape, x2 - x1)] = COLORS[color]
+        pixels[y1:y2, x1:x2][shape_mask(shape, x2 - x1)] = COLORS[color]
     return pixels, [list(box) for box in boxes]
 
 

@@ -7,15 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from mmrl.config import load_config
+from mmrl.config import RunConfig, load_config
 from mmrl.errors import ConfigError
-from mmrl.schedule import accuracies, contrast_bonuses, training_parts, training_rewards
+from mmrl.schedule import accuracies, contrast_bonuses, group_outcome, training_parts, training_rewards
 from mmrl.trainer import Trainer
-from mmrl.types import Group
-from mmrl.views import changed_prompt, shuffled_order
-from tests.engine_kit import ALBUM, config_file, fresh_policy, picture, read_jsonl, sample_with, small_run
+from mmrl.types import Completion, Group, Score, StopReason, Trajectory
+from mmrl.views import VIEWS, changed_prompt, shuffled_order
+from tests.album_task import Album
+from tests.engine_kit import config_file, picture, read_jsonl, sample_with, small_run
 from tests.policy.test_visuals import TASK, clip, policy_of, sample
+from video.decode import read_clip
+from video.encode import write_video
+from video.sampling import FrameSampling
 
 VIDEO = {"kind": "all", "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 6}
 
@@ -27,8 +32,8 @@ def mixed_file(folder: Path) -> str:
         {"videos": [clip(folder)], "images": []}, {"videos": [clip(folder, 6, (56, 56), 1)], "images": [picture((56, 56))]},
         {"videos": [], "images": [picture((112, 84))]}, {"videos": [], "images": []}, {"videos": [clip(folder, 1)], "images": []}]
     path = folder / "mixed.jsonl"
-    path.write_text("".join(json.dumps({"id": f"m{i}", "source": "clips" if r["videos"] else "others", "question": "yes?", **r}) + "\n"
-                            for i, r in enumerate(rows)), encoding="utf-8")
+    named = ({"id": f"m{i}", "source": "clips" if r["videos"] else "others", "question": "yes?", **r} for i, r in enumerate(rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in named), encoding="utf-8")
     return str(path)
 
 
@@ -57,15 +62,15 @@ def test_only_inputs_the_view_changes_get_a_second_group(tmp_path: Path, kind: s
         bonus = contrast_bonuses(group, made.config)
         rewards = training_rewards(group, made.config)
         assert rewards == pytest.approx(np.add(group.rewards_G, bonus).tolist())
+        assert group.probe == bool(group.view), "without skipping every group is measured"
         p, changed = (float(np.mean(accuracies(x))) if x else 0.0 for x in (group.trajectories, group.contrast))
         granted = bool(group.view) and p >= 0.8 * changed
         assert bonus == [0.3 if granted and a > 0.1 else 0.0 for a in accuracies(group.trajectories)]
         parts, weights = training_parts(group, made.config)
         assert [sum(w[k] * x[k] for k in x) for x, w in zip(parts, weights, strict=True)] == pytest.approx(rewards)
     row = read_jsonl(made.folder.path / "metrics.jsonl")[-1]
-    assert row["train/all/contrast/rolled_out"] == 1.0 if "train/all/contrast/rolled_out" in row else True
-    names = [name for name in row if name.endswith("contrast/gap")]
-    assert names and all(row[name] is not None for name in names if "others" not in name)
+    assert row["train/contrast/rolled_out"] == 1.0
+    assert row["train/contrast/gap"] == pytest.approx(row["train/contrast/plain"] - row["train/contrast/changed"])
 
 
 def test_changed_rollouts_are_logged_apart_and_score_the_same_again(tmp_path: Path) -> None:
@@ -91,21 +96,82 @@ def test_changed_rollouts_repeat_and_differ_from_the_plain_ones(tmp_path: Path) 
     assert texts[0] == texts[1]
 
 
-def test_skipping_leaves_the_update_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", [
+    {}, {"dynamic_sampling": True, "max_rounds": 2}, {"advantage_scale": "batch"}, {"advantage_scale": "ema"},
+    {"aggregation": "gdpo"}], ids=str)
+def test_skipping_leaves_the_update_as_it_is(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     weights, counts = [], []
     for skip in (True, False):
-        made, groups = run(tmp_path / str(skip), {"kind": "shuffle", "skip": skip, "threshold": 0.45})
+        contrast = {"kind": "shuffle", "skip": skip, "threshold": 0.45, "measure": 0.0}
+        made = trainer(tmp_path / str(skip), algorithm={"dynamic_sampling": False, **algorithm, "contrast": contrast},
+                       train={"steps": 2, "prompts_per_step": 6}, rollout={"group_size": 4, "max_new_tokens": 6})
+        made.fit()
+        groups = made.schedule.tally.groups
         counts.append(sum(bool(g.contrast) for g in groups))
         weights.append([p.detach().clone() for _, p in made.policy.trainable()])
     assert counts[0] <= counts[1] == sum(bool(g.view) for g in groups)
     assert max(float((a - b).abs().max()) for a, b in zip(*weights, strict=True)) < 2e-5
 
 
+def closed(rewards: list[float], changed: list[float] | None, broken: int = 0) -> Group:
+    """A group with these accuracies; the last `broken` rewards failed."""
+    def trajectory(value: float, failed: bool = False) -> Trajectory:
+        score = Score.failure("reward_error: x", ("accuracy",)) if failed else Score.combine(
+            {"accuracy": value, "format": 1.0}, {"accuracy": 0.9, "format": 0.1}, parsed=True)
+        return Trajectory((Completion((1,), "x", (0.0,), StopReason.EOS),), score)
+
+    own = tuple(trajectory(r, i >= len(rewards) - broken) for i, r in enumerate(rewards))
+    return Group(sample(("a.mp4",)), own, key=(1, 0, 0), view="shuffle", contrast=tuple(trajectory(r) for r in changed or []))
+
+
+def rule(**algorithm: Any) -> RunConfig:
+    return RunConfig.model_validate({"algorithm": {"contrast": {"kind": "shuffle"}, **algorithm}})
+
+
+def test_a_solved_prompt_is_let_go_with_or_without_contrast() -> None:
+    for changed in (None, [0.0, 0.0]):
+        outcome = group_outcome(closed([1.0] * 4, changed), rule(), Album())
+        assert outcome.rewards == [1.0] * 4 and outcome.high == 1.0, "the bonus says nothing about the prompt"
+
+
+def test_the_size_of_the_bonus_matters_under_gdpo() -> None:
+    found = []
+    for bonus in (0.003, 0.3, 3.0):
+        config = rule(aggregation="gdpo", contrast={"kind": "shuffle", "bonus": bonus})
+        parts, weights = training_parts(closed([1.0, 1.0, 0.0, 0.0], [0.0, 0.0]), config)
+        assert [p["contrast"] for p in parts] == [1, 1, 0, 0] and {w["contrast"] for w in weights} == {bonus}
+        found.append([sum(w[k] * p[k] for k in p) for p, w in zip(parts, weights, strict=True)])
+        assert found[-1] == pytest.approx(training_rewards(closed([1.0, 1.0, 0.0, 0.0], [0.0, 0.0]), config))
+    assert found[0] != found[1] != found[2]
+
+
+def test_rewards_that_failed_count_on_neither_side() -> None:
+    whole = contrast_bonuses(closed([1.0, 1.0], [1.0, 1.0]), rule())
+    crashed = contrast_bonuses(closed([1.0, 1.0, 0.0, 0.0], [1.0, 1.0], broken=2), rule())
+    assert whole == [0.3, 0.3] and crashed == [0.3, 0.3, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("frames", [8, 7])
+def test_clips_of_equal_frames_are_shuffled_too(tmp_path: Path, frames: int) -> None:
+    still = np.repeat(np.random.default_rng(0).integers(0, 256, (4, 1, 56, 84, 3), dtype=np.uint8), 2, 1).reshape(8, 56, 84, 3)
+    write_video(tmp_path / "pairs.mp4", still[:frames], 4, keyframe_every=1)
+    p = policy_of("qwen2_5_vl")
+    asked = sample((str(tmp_path / "pairs.mp4"),))
+    prompt = p.encoder(asked, TASK)
+    shuffled = changed_prompt(p.encoder, asked, TASK, prompt, "shuffle", (1,))
+    assert shuffled is not None
+    pixels, order = p.encoder.visuals.pixels(shuffled.visuals[0]), shuffled.visuals[0].change.order
+    frames_TCHW = torch.from_numpy(read_clip(asked.videos[0], FrameSampling(kind="all"), size=lambda n, h, w: tuple(
+        reversed(prompt.videos[0].resized_wh))).rgb_THWC[list(order)]).permute(0, 3, 1, 2)  # type: ignore[arg-type,return-value]
+    own = p.processor.video_processor(videos=[frames_TCHW], do_resize=False, do_sample_frames=False, return_tensors="pt")
+    assert torch.equal(pixels, own["pixel_values_videos"])
+
+
 def test_views_of_prompts(tmp_path: Path) -> None:
     p = policy_of("qwen3_vl")
     asked = sample((clip(tmp_path),), (picture((56, 56)),))
     prompt = p.encoder(asked, TASK)
-    seen = {kind: changed_prompt(p.encoder, asked, TASK, prompt, kind, (1, 2)) for kind in ("shuffle", "mirror", "mask", "question_only")}
+    seen = {kind: changed_prompt(p.encoder, asked, TASK, prompt, kind, (1, 2)) for kind in VIEWS}
     assert len({x.fingerprint for x in seen.values() if x} | {prompt.fingerprint}) == 5
     shuffled = seen["shuffle"]
     assert shuffled is not None and (shuffled.ids_P == prompt.ids_P).all(), "times written beside frames stay in order"
@@ -136,8 +202,6 @@ def test_orders_are_never_the_identity_and_keep_pairs_when_asked(count: int) -> 
 @pytest.mark.parametrize("arch", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("frames", [8, 7])
 def test_shuffled_pairs_reuse_their_features(arch: str, frames: int, tmp_path: Path) -> None:
-    import torch
-
     p = policy_of(arch, freeze=("vision", "projector"))
     asked = sample((clip(tmp_path, frames),))
     prompt = p.encoder(asked, TASK)
@@ -155,8 +219,7 @@ def test_shuffled_pairs_reuse_their_features(arch: str, frames: int, tmp_path: P
 
 
 def test_settings_that_cannot_be_meant(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="bonus 0 with skip true never rolls anything out; set skip: false"):
-        trainer(tmp_path, algorithm={"contrast": {"kind": "shuffle", "bonus": 0.0}})
+    with pytest.raises(ConfigError, match="bonus 0 with skip true and measure 0 never rolls anything out; set skip: false"):
+        trainer(tmp_path, algorithm={"contrast": {"kind": "shuffle", "bonus": 0.0, "measure": 0.0}})
     with pytest.raises(ConfigError, match=r"algorithm\.contrast\.kind"):
         trainer(tmp_path, algorithm={"contrast": {"kind": "shuffel"}})
-    assert fresh_policy().encoder.visuals.store is None and ALBUM

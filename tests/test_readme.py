@@ -1,10 +1,12 @@
 """The README's numbers equal the result files, and the commands and files it names exist."""
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from scripts.update_readme import BLOCKS, ROOT, rendered
@@ -33,6 +35,34 @@ def test_documented_commands_exist() -> None:
     assert {"eval", "score", "report", "tasks"} <= commands
     for command in commands:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command
+
+
+def test_rows_in_the_readme_can_be_read(tmp_path: Path) -> None:
+    from tasks.frame_clips import draw_square_clip
+    from tasks.mixed import Mixed
+
+    rows = [json.loads(line) for line in re.findall(r"^    (\{.*\})$", README, re.MULTILINE)]
+    assert {row.get("task") for row in rows} == {None, "choice", "temporal_grounding", "tracking"}
+    clip = draw_square_clip(tmp_path / "k.mp4", "red", (1, 3), 4.0)
+    Image.new("RGB", (200, 200)).save(tmp_path / "kitchen.jpg")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"task": "grounding", **row}) + "\n" for row in rows), encoding="utf-8")
+    samples = list(Mixed().load(str(tmp_path / "rows.jsonl")))
+    assert [s.videos for s in samples if s.videos] == [(clip.folder,)] * 3 and len(samples) == len(rows) == 4
+
+
+def test_recipes_in_the_readme_exist_and_their_options_are_known() -> None:
+    commands = re.findall(r"^    (?:bash (scripts/train_\w+\.sh)|mmrl train (configs/\w+\.yaml)) (.*)$", README, re.MULTILINE)
+    assert len(commands) >= 9
+    for script, recipe, arguments in commands:
+        assert (ROOT / (script or recipe)).is_file(), script or recipe
+        used = set(re.findall(r"--\w+", arguments.partition("#")[0]))
+        assert used <= {"--model", "--data", "--eval", "--images", "--videos"} and (bool(used) == bool(script))
+
+
+@pytest.mark.parametrize("name", ["cache", "video", "tgrpo", "torture"])
+def test_a_missing_result_is_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scripts.update_readme.ROOT", tmp_path)
+    assert re.match(r"No number has been recorded yet; `python -m scripts\.\w+( --record)?` measures\.$", BLOCKS[name]())
 
 
 def test_example_task_in_the_readme_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from assets.make_grounding_fixtures import make_all
 from mmrl.config import load_config
 from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl, tiny_folder
+from video.store import TensorStore
 
 SMALL = ["train.steps=2", "train.prompts_per_step=2", "rollout.group_size=3", "rollout.max_new_tokens=6",
          "train.save_every=1", "eval.limit=1", "threads=1", "data.max_pixels=20000"]
@@ -89,6 +90,8 @@ def test_launch_script_names_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 2 and "value after --model" in done.stderr
     done = launch("--images", str(tmp_path / "none"))
     assert done.returncode == 2 and "folder of pictures" in done.stderr
+    done = launch("--videos", str(tmp_path / "none"), script="tracking")
+    assert done.returncode == 2 and "folder of videos" in done.stderr
     done = launch("--help", cwd=tmp_path)
     assert done.returncode == 0 and "--images DIR" in done.stdout and "dir=/elsewhere" in done.stdout
 
@@ -131,9 +134,67 @@ def test_every_launch_script_trains_and_evaluates_its_task(script: str, kind: st
     assert (tmp_path / "smoke" / "checkpoints" / "step_000002" / "model.safetensors").exists()
 
 
+def documented(recipe: str) -> list[str]:
+    """The commands in a recipe's comment that try it with generated data."""
+    lines = (REPO / "configs" / f"{recipe}.yaml").read_text(encoding="utf-8").splitlines()
+    return "\n".join(line[4:] for line in lines if line.startswith("#   ")).replace("\\\n", " ").splitlines()
+
+
+def play(recipe: str, arch: str, folder: Path, *extra: str) -> None:
+    """Run a recipe's documented commands in a shell, with another tiny model, everything written below `folder`."""
+    commands = documented(recipe)
+    assert [c for c in commands if "train" in c.split()[1]] == commands[-1:], "data first, then the training"
+    commands[-1] += " " + " ".join([f"name=smoke dir={folder} data.cache.dir={folder}/cache threads=1", *extra])
+    body = "\n".join(commands).replace("runs/clips", str(folder / "clips")).replace("assets/tiny_vlm", tiny_folder(arch))
+    shell = 'set -e; python() { "$MMRL_PYTHON" "$@"; }; mmrl() { python -m mmrl.cli.main "$@"; }\n'
+    done = subprocess.run(["bash", "-c", shell + body], cwd=REPO, capture_output=True, text=True, timeout=300,
+                          env={**ENVIRONMENT, "MMRL_PYTHON": sys.executable})
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "arch", "task"), [
+    ("video_qa", "qwen2_5_vl", "choice"), ("temporal_grounding", "qwen3_vl", "temporal_grounding"),
+    ("tracking", "qwen2_vl", "tracking"), ("video_mixed", "qwen3_vl", "grounding choice math")])
+def test_documented_commands_of_the_video_recipes_train_with_the_cache(recipe: str, arch: str, task: str, tmp_path: Path) -> None:
+    contrast = ["algorithm.contrast.skip=false"] if recipe in ("video_qa", "video_mixed") else []
+    play(recipe, arch, tmp_path, "algorithm.dynamic_sampling=false", "train.log_rollouts=6", *contrast)
+    rows = read_jsonl(tmp_path / "smoke" / "metrics.jsonl")
+    assert [r["step"] for r in rows] == [1, 2] and all(r["train/groups/failed"] == 0 for r in rows)
+    assert all(r["time/update"] > 0 and r["train/logprob_gap/mean"] < 1e-3 for r in rows)
+    rollouts = [r for s in (1, 2) for r in read_jsonl(tmp_path / "smoke" / "rollouts" / f"step_{s:06d}.jsonl")]
+    assert {r["sample"]["task"] for r in rollouts} == set(task.split())
+    seen = {p for r in rollouts for p in (*r["sample"]["videos"], *r["sample"]["images"])}
+    kinds = TensorStore.existing(tmp_path / "cache").stats().kinds
+    assert kinds["features"][0] == sum(n for kind, (n, _) in kinds.items() if kind != "features") >= len(seen) > 0
+    if recipe != "video_mixed":
+        assert set(kinds) == {"video", "features"} and load_config(tmp_path / "smoke" / "config.yaml").data.cache.features
+        evaluated = read_jsonl(tmp_path / "smoke" / "eval" / "step_000002" / "predictions.jsonl")
+        assert len(evaluated) == 16 and {r["sample"]["task"] for r in evaluated} == {task}
+    else:
+        assert set(kinds) == {"video", "image", "features"}
+    measured = {name for r in rows for name in r if name.endswith("contrast/rolled_out")}
+    assert measured == ({"train/contrast/rolled_out", "train/clips-order/contrast/rolled_out"} if contrast else set())
+    assert all(r[name] == 1.0 for r in rows for name in measured if name in r), "each clip's group, no picture's and no text's"
+
+
+@pytest.mark.slow
+def test_a_second_run_finds_every_clip_in_the_cache(tmp_path: Path) -> None:
+    short = ["algorithm.dynamic_sampling=false", "eval.limit=2", "train.steps=1"]
+    play("tracking", "qwen2_5_vl", tmp_path, *short)
+    first = TensorStore.existing(tmp_path / "cache").stats()
+    play("tracking", "qwen2_5_vl", tmp_path, *short, "--overwrite")
+    second = TensorStore.existing(tmp_path / "cache").stats()
+    assert (second.entries, second.totals["builds"]) == (first.entries, first.totals["builds"]) and first.totals["builds"] > 0
+    play("tracking", "qwen2_5_vl", tmp_path, *short, "--overwrite", "model.freeze=[]", "data.video.max_pixels=1568")
+    third = TensorStore.existing(tmp_path / "cache").stats()
+    assert third.kinds["features"] == second.kinds["features"], "a tower that learns has no features to keep"
+    assert third.kinds["video"][0] > second.kinds["video"][0], "another budget, other pixels"
+
+
 def test_every_launch_script_has_a_recipe_whose_first_line_runs_it() -> None:
     scripts = sorted((REPO / "scripts").glob("train_*.sh"))
-    assert len(scripts) == 7
+    assert len(scripts) == 10
     for script in scripts:
         name = script.stem.removeprefix("train_")
         first = (REPO / "configs" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]

@@ -46,10 +46,11 @@ class PatchLayout:
 
 def permute_frames(patches_nD: torch.Tensor, layout: PatchLayout, grid_thw: Sequence[int], order: Sequence[int]) -> torch.Tensor:
     """The patches of a clip whose frame i is the old frame order[i]; a pair left open is filled with its last frame."""
-    x = layout.split(patches_nD, grid_thw).movedim(6, 1)  # (t, F, ...)
+    x = layout.split(patches_nD, grid_thw)
+    x = x.expand(*x.shape[:6], layout.temporal, *x.shape[7:]).movedim(6, 1)  # (t, F, ...); equal frames were packed once
     frames = x.flatten(0, 1)
     index = [*order, *([order[-1]] * (len(frames) - len(order)))]
-    return frames[index].view(x.shape).movedim(1, 6).reshape(patches_nD.shape)
+    return frames[index].view(x.shape).movedim(1, 6).reshape(len(patches_nD), -1)
 
 
 def flip_frames(patches_nD: torch.Tensor, layout: PatchLayout, grid_thw: Sequence[int]) -> torch.Tensor:

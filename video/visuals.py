@@ -10,18 +10,21 @@ on disk. Prompts carry references only. A reference knows the digest of its pixe
 """
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.metadata
 import json
+import os
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mmrl.errors import MediaError, MismatchError
+from mmrl.errors import CacheError, ConfigError, MediaError, MismatchError
 from mmrl.media import open_image
 from video.budget import frame_pixels, smart_resize
 from video.decode import read_clip
+from video.memory import Memory
 from video.pixels import ByteCodec, flip_frames, permute_frames, run_video_processor
 from video.references import Change, Features, Tower, VideoSettings, Visual
 from video.sampling import FrameSampling
@@ -43,6 +46,7 @@ class VisualStats:
     recalled: int = 0
     encoded: int = 0
     features_recalled: int = 0
+    uncached: int = 0
     build_s: float = 0.0
     load_s: float = 0.0
     tower_s: float = 0.0
@@ -52,40 +56,28 @@ class VisualStats:
 class _Packed:
     tensor: torch.Tensor
     meta: Mapping[str, Any]
-    nbytes: int
-    hold: Any = None  # the store's entry, which keeps it from eviction
+    entry: Any = None  # the store's, which keeps it from eviction
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.numel() * self.tensor.element_size()
 
 
-@dataclass
-class _Memory:
-    """Least-recently-used values within a number of bytes and a number of entries."""
-
-    limit_bytes: int
-    limit_entries: int = 1 << 62
-    values: OrderedDict[Any, tuple[Any, int]] = field(default_factory=OrderedDict)
-    used: int = 0
-
-    def get(self, key: Any) -> Any:
-        if key not in self.values:
-            return None
-        self.values.move_to_end(key)
-        return self.values[key][0]
-
-    def put(self, key: Any, value: Any, nbytes: int) -> None:
-        if nbytes > self.limit_bytes or key in self.values:
-            return
-        self.values[key] = (value, nbytes)
-        self.used += nbytes
-        while self.used > self.limit_bytes or len(self.values) > self.limit_entries:
-            self.used -= self.values.popitem(last=False)[1][1]
+@functools.cache
+def _versions() -> str:
+    found = []
+    for name in ("transformers", "torch", "torchvision", "pillow", "av", "decord", "torchcodec", "opencv-python-headless"):
+        try:
+            found.append(f"{name}={importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name}=none")
+    return ",".join(found)
 
 
 def processor_fingerprint(part: Any) -> str:
-    """Hash of an image or video processor: class, every setting, and the version of transformers."""
-    import transformers
-
+    """Hash of an image or video processor: class, every setting, and the versions of all that decodes and resizes."""
     settings = json.dumps(part.to_dict(), sort_keys=True, default=str)
-    text = f"{type(part).__name__};{transformers.__version__};{settings}"
+    text = f"{type(part).__name__};{_versions()};{settings}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -95,6 +87,12 @@ def _digest(tensor: torch.Tensor) -> str:
     digest = hashlib.blake2b(f"{tensor.dtype}:{tuple(tensor.shape)};".encode(), digest_size=16)
     digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
     return digest.hexdigest()
+
+
+def _same(visual: Visual, packed: _Packed) -> None:
+    if packed.meta["digest"] != visual.digest:
+        raise MismatchError(f"{visual.path}: expected pixels {visual.digest}, found {packed.meta['digest']}: the file, the "
+                            "processor or the decoder changed during the run; restore it, or resume")
 
 
 def _reordered(features: Features, order: Sequence[int]) -> Features:
@@ -110,15 +108,32 @@ class VisualCache:
     """Pictures and clips of one processor; see the module's text. `memory_bytes` bounds pixels and features each."""
 
     def __init__(self, processor: Any, *, image_options: Mapping[str, Any] | None = None, settings: VideoSettings | None = None,
-                 store: TensorStore | None = None, memory_bytes: int = 1 << 30, keep_features: bool = True) -> None:
+                 store: TensorStore | None = None, memory_bytes: int = 1 << 30, keep_features: bool = True,
+                 open_entries: int = 1024) -> None:
         self.processor, self.settings, self.store = processor, settings or VideoSettings(), store
         self.image_options = dict(image_options or {})
         self.keep_features = keep_features
         self.stats = VisualStats()
-        self._pixels = _Memory(memory_bytes, 1 << 62 if store is None else 1024)  # open files are bounded too
-        self._features = _Memory(memory_bytes)
+        # entries of the store that are held cannot be evicted: they may not fill it, nor use up the process's open files
+        held = 1 << 62 if store is None or store.limit_bytes is None else store.limit_bytes // 4
+        self._pixels, self._features = (Memory(memory_bytes, open_entries, held) for _ in range(2))
+        self._leased: dict[Any, Any] = {}
         self._codecs: dict[str, ByteCodec] = {}
         self._prints: dict[str, str] = {}
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        """Raises ConfigError for bounds on frames that no frame can meet."""
+        part = self._part("video")
+        low, high, total = self.settings.bounds(part.patch_size * part.merge_size)
+        if low > high:
+            names = [f"data.video.{name} ({'default of this model' if given is None else 'configured'})" for name, given in (
+                ("min_pixels", self.settings.min_pixels), ("max_pixels", self.settings.max_pixels))]
+            raise ConfigError(f"expected data.video.min_pixels <= data.video.max_pixels, found {low} > {high}: {names[0]} against "
+                              f"{names[1]}; set both")
+        if total < low:
+            raise ConfigError(f"expected data.video.total_pixels of at least data.video.min_pixels, found {total} < {low}; set "
+                              "both")
 
     def _part(self, kind: str) -> Any:
         return self.processor.image_processor if kind == "image" else self.processor.video_processor
@@ -154,16 +169,20 @@ class VisualCache:
         return make_key(**part, sampling=sampling.key(), bounds=list(bounds), decoder=self.settings.decoder)
 
     def _reference(self, kind: str, path: str, sampling: FrameSampling | None) -> Visual:
-        from os.path import exists
-
-        if not exists(path):  # said by the reader, with its mend
+        if not os.path.exists(path):  # said by the reader, with its mend
             if sampling is None:
                 open_image(path)
             else:
                 read_clip(path, sampling)
-        content = content_digest(path, self.store)
-        key = self._key(kind, path, sampling, content)
-        meta = self._packed(key, kind, path, sampling, content).meta
+        for attempt in (1, 2):
+            content = content_digest(path, self.store)
+            key = self._key(kind, path, sampling, content)
+            try:
+                meta = self._packed(key, kind, path, sampling, content).meta
+                break
+            except CacheError as err:  # edited while it was read: once more, as what it is now
+                if attempt == 2:
+                    raise MediaError(f"{path}: {err}", kind="corrupt", path=path) from err
         t, h, w = meta["grid_thw"]
         return Visual(kind, path, key, content, meta["digest"], (t, h, w), t * h * w // self.codec(kind).layout.merge**2,
                       tuple(meta["orig_wh"]), tuple(meta["resized_wh"]), meta.get("frames", 1),
@@ -172,7 +191,7 @@ class VisualCache:
     # level 1
 
     def _packed(self, key: str, kind: str, path: str, sampling: FrameSampling | None, content: str) -> _Packed:
-        if (found := self._pixels.get(key)) is not None:
+        if (found := self._leased.get(key) or self._pixels.get(key)) is not None:
             self.stats.recalled += 1
             return found
         began, before = time.perf_counter(), self.stats.built
@@ -183,18 +202,18 @@ class VisualCache:
 
         if self.store is None:
             tensors, meta = build()
-            packed = _Packed(tensors["pixels"], meta, tensors["pixels"].numel() * tensors["pixels"].element_size())
+            packed = _Packed(tensors["pixels"], meta)
         else:
             # a file edited between its digest and its decoding must not be kept under the old key
             entry = self.store.get_or_build(key, build, sources={path: content})
-            packed = _Packed(entry.tensors["pixels"], entry.meta, 0, entry)
+            packed = _Packed(entry.tensors["pixels"], entry.meta, entry)
         spent = time.perf_counter() - began
         if self.stats.built > before:
             self.stats.build_s += spent
         else:
             self.stats.recalled += 1
             self.stats.load_s += spent
-        self._pixels.put(key, packed, packed.nbytes)
+        self._pixels.put(key, packed, packed.nbytes, packed.entry is not None and packed.entry.cached)
         return packed
 
     def _build_image(self, path: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -217,8 +236,8 @@ class VisualCache:
             low, high = frame_pixels(count, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor)
             try:
                 return smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
-            except ValueError as err:
-                raise MediaError(f"{path}: {err}", kind="unsupported", path=path) from err
+            except MediaError as err:
+                raise MediaError(f"{path}: {err}", kind=err.kind, path=path) from err
 
         clip = read_clip(path, sampling, decoder=self.settings.decoder, size=size)
         T, new_height, new_width, _ = clip.rgb_THWC.shape
@@ -232,7 +251,7 @@ class VisualCache:
         even = sampling.kind in ("fps", "uniform", "all") or T < 2 or spread <= 0
         meta = {"kind": "video", "grid_thw": [int(x) for x in out["video_grid_thw"][0]],
                 "orig_wh": [clip.info.width, clip.info.height], "resized_wh": [new_width, new_height], "frames": T,
-                "indices": [int(i) for i in clip.indices], "timestamps_s": [float(t) - start for t in clip.timestamps_s],
+                "indices": [int(i) for i in clip.indices], "timestamps_s": [max(0.0, float(t) - start) for t in clip.timestamps_s],
                 "duration_s": shown, "sample_fps": T / shown if even else (T - 1) / spread, "decoder": clip.decoder,
                 "digest": _digest(packed)}
         return {"pixels": packed}, meta
@@ -240,9 +259,7 @@ class VisualCache:
     def pixels(self, visual: Visual, device: torch.device | None = None) -> torch.Tensor:
         """float32 patches (n, D) of `visual`, in its view. Raises MismatchError when they are no longer those referred to."""
         packed = self._packed(visual.key, visual.kind, visual.path, visual.sampling, visual.content)
-        if packed.meta["digest"] != visual.digest:
-            raise MismatchError(f"{visual.path}: expected pixels {visual.digest}, found {packed.meta['digest']}: the file, the "
-                                "processor or the decoder changed during the run; restore it, or resume")
+        _same(visual, packed)
         codec, tensor = self.codec(visual.kind), packed.tensor
         if visual.change.name == "shuffle":
             tensor = permute_frames(tensor, codec.layout, visual.grid_thw, visual.change.order)
@@ -301,7 +318,7 @@ class VisualCache:
         return make_key(pixels=visual.key, digest=visual.digest, tower=tower.fingerprint, change=visual.change.name, schema=SCHEMA)
 
     def _recall(self, visual: Visual, tower: Tower, place: tuple[Any, ...]) -> Features | None:
-        if (held := self._features.get(place)) is not None:
+        if (held := self._leased.get(place) or self._features.get(place)) is not None:
             return held[0]
         if self.store is None or not self.keep_features or visual.change.name == "shuffle":
             return None
@@ -310,7 +327,7 @@ class VisualCache:
             return None
         deep = tuple(entry.tensors[f"deep_{i}"] for i in range(len(entry.tensors) - 1))
         features = Features(entry.tensors["main"], deep)
-        self._features.put(place, (features, entry), features.nbytes)
+        self._features.put(place, (features, entry), features.nbytes, True)
         return features
 
     def _keep(self, visual: Visual, tower: Tower, place: tuple[Any, ...], made: Features) -> Features:
@@ -319,9 +336,34 @@ class VisualCache:
         kept = Features(made.main.cpu(), tuple(d.cpu() for d in made.deep))
         if self.store is not None:
             tensors = {"main": kept.main.contiguous(), **{f"deep_{i}": d.contiguous() for i, d in enumerate(kept.deep)}}
-            self.store.put(self._feature_key(visual, tower), tensors, {"kind": "features", "of": visual.kind, "path": visual.path})
-        self._features.put(place, (kept, None), kept.nbytes)
+            meta = {"kind": "features", "of": visual.kind, "path": visual.path}
+            try:
+                self.store.put(self._feature_key(visual, tower), tensors, meta)
+            except CacheError:  # no room: that costs the cache, not the training
+                self.stats.uncached += 1
+        self._features.put(place, (kept, None), kept.nbytes, False)
         return kept
+
+    # leases
+
+    def lease(self, visuals: Sequence[Visual], tower: Tower | None = None) -> None:
+        """Keep what a step needs of `visuals` until `release`: features where they are known, else pixels.
+
+        From here on nothing about them can fail. Raises MediaError or MismatchError where their pixels cannot be had any more.
+        """
+        for visual in visuals:
+            place = None if tower is None else (tower.fingerprint, *visual.identity)
+            features = None if tower is None or place is None else self._recall(visual, tower, place)
+            if place is not None and features is not None:
+                self._leased[place] = (features, self._features.get(place))
+            else:
+                packed = self._packed(visual.key, visual.kind, visual.path, visual.sampling, visual.content)
+                _same(visual, packed)
+                self._leased[visual.key] = packed
+
+    def release(self) -> None:
+        """End all leases."""
+        self._leased.clear()
 
     def changed(self, visual: Visual, name: str, order: Sequence[int] = ()) -> Visual:
         """`visual` in another view; a shuffle of the frames is given by `order`."""

@@ -18,6 +18,12 @@ import torch
 __all__ = ["FrozenTower", "media_inputs"]
 
 
+def _arithmetic(device: torch.device) -> str:
+    """What decides how a tower's numbers are rounded beside its weights: torch, the device and its matrix products."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{torch.__version__};{name};{torch.get_float32_matmul_precision()};{torch.backends.cudnn.allow_tf32}"
+
+
 class FrozenTower:
     """The vision tower and projector of `model` (a transformers Qwen-VL base model), none of whose weights is trained.
 
@@ -35,7 +41,7 @@ class FrozenTower:
             digest = hashlib.blake2b(digest_size=16)
             visual = self.model.visual
             digest.update(f"{type(visual).__name__};{self.autocast};{visual.config.to_json_string()};"
-                          f"{visual.config._attn_implementation};{self.model.device.type}".encode())
+                          f"{visual.config._attn_implementation};{_arithmetic(self.model.device)}".encode())
             for name, tensor in visual.state_dict().items():
                 digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
                 digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

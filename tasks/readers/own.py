@@ -5,7 +5,7 @@
 What an answer is belongs to the task (see its check_answer). `images` (a list) may stand for `image`; `task` names the
 row's task where one file mixes several; `video` or `videos` name clips (files, or folders of frames); `frame` (abs_orig,
 rel1000 or rel1; default abs_orig), `source` and `params` are optional; a missing id becomes '<file name>-<line>'. Paths are
-relative to the file, or to `image_root`.
+relative to the file, or to `image_root` (clips: `video_root`).
 
     python -c "from tasks.readers.own import read_own; print(len(read_own('data.jsonl')))"
 """
@@ -64,7 +64,8 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: Path, task: str, stem: str,
-                    default_frame: str = "abs_orig", check: Check = check_answer_box, only_mine: bool = False) -> Sample:
+                    default_frame: str = "abs_orig", check: Check = check_answer_box, only_mine: bool = False,
+                    video_root: Path | None = None) -> Sample:
     """One own-format row -> Sample, its answer as `check` gives it. Raises RowError, MediaError, SkipRow.
 
     `task` 'mixed' takes each row's task from its own 'task'; a row that names another built-in task is refused, or left out
@@ -83,7 +84,7 @@ def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: 
             raise RowError(f"the keys {', '.join(_KEYS)}", f"{key!r}", "move extra fields into 'params'."
                            + did_you_mean(key, _KEYS))
     images = tuple(resolve_image(name, root) for name in _paths(row, "image"))
-    videos = tuple(resolve_video(name, root) for name in _paths(row, "video"))
+    videos = tuple(resolve_video(name, video_root or root) for name in _paths(row, "video"))
     params = row.get("params", {})
     if not isinstance(params, dict):
         raise RowError("'params' as an object", repr(params)[:80], "write {...} or leave it out")
@@ -122,16 +123,17 @@ def _paths(row: dict[str, Any], key: str) -> list[Any]:
     return names
 
 
-def read_own(path: str | Path, *, image_root: str | None = None, task: str = "grounding", frame: str = "abs_orig",
-             only_mine: bool = False, on_error: str = "raise", check: Check = check_answer_box) -> Readout:
+def read_own(path: str | Path, *, image_root: str | None = None, video_root: str | None = None, task: str = "grounding",
+             frame: str = "abs_orig", only_mine: bool = False, on_error: str = "raise", check: Check = check_answer_box) -> Readout:
     """Read own-format JSON Lines. `frame` holds for rows that declare none; `only_mine` leaves rows of other tasks out and
     counts them. Raises DataError, or records (on_error)."""
     file = Path(path)
     check_frame(frame)
     root = Path(image_root) if image_root else file.parent
+    clips = Path(video_root) if video_root else root
 
     def convert(number: int, row: dict[str, Any], size_of: SizeOf) -> Iterable[Sample]:
         return [sample_from_row(number, row, size_of, root=root, task=task, stem=file.stem, default_frame=frame,
-                                check=check, only_mine=only_mine)]
+                                check=check, only_mine=only_mine, video_root=clips)]
 
     return collect(file, json_lines(file), convert, on_error)

@@ -53,8 +53,10 @@ def sample(videos: tuple[str, ...] = (), images: tuple[str, ...] = (), number: i
 
 
 def policy_of(arch: str, *, freeze: tuple[str, ...] = (), cache: str | None = None, memory: float = 1.0,
-              video: VideoConfig = ALL, **options: Any) -> Policy:
-    data = DataConfig(video=video, cache=CacheConfig(dir=cache), prompt_cache_gib=memory)
+              video: VideoConfig = ALL, limit: int | None = None, **options: Any) -> Policy:
+    """`memory` in GiB, `limit` of the cache on disk in bytes."""
+    disk = CacheConfig(dir=cache, limit_gib=None if limit is None else limit / 2**30)
+    data = DataConfig(video=video, cache=disk, prompt_cache_gib=memory)
     return load_policy(ModelConfig(path=tiny_folder(arch), device="cpu", freeze=list(freeze), **options), data)
 
 
