@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,33 +69,38 @@ def print_gains(table: dict[str, Any]) -> None:
     print_table(("held-out", "before", "after", "gain", ""), rows)
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run_demo(name: str, description: str | None, generate: Callable[[], None], *libraries: str) -> int:
+    """The command line of a demo: generate data, train with configs/NAME_tiny.yaml, print the gains, record them as
+    assets/results/demo_NAME.json when asked. Returns 1 when a task fell significantly."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", action="store_true", help="write assets/results/demo_mixed.json")
+    parser.add_argument("--record", action="store_true", help=f"write assets/results/demo_{name}.json")
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
     options = parser.parse_args()
     began = time.time()
-    print("generating pictures in runs/mixed_data ...", flush=True)
-    make_data(ROOT / "runs" / "mixed_data")
+    print("generating data in runs/ ...", flush=True)
+    generate()
     from mmrl.cli.run import train_command
+    from mmrl.config import load_config
 
-    run = train_command(ROOT / "configs" / "mixed_tiny.yaml", [f"seed={options.seed}", *options.overrides], resume=False,
+    run = train_command(ROOT / "configs" / f"{name}_tiny.yaml", [f"seed={options.seed}", *options.overrides], resume=False,
                         overwrite=True, quiet=False)
     seconds = time.time() - began
     table = before_and_after(run)
     print_gains(table)
     print(f"done in {seconds / 60:.1f} minutes; report: {run / 'report.html'}")
     if options.record:
-        info = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        from mmrl.config import load_config
-
         used = load_config(run / "config.yaml")
+        info = json.loads((run / "run.json").read_text(encoding="utf-8"))
         facts = {"seconds": round(seconds), "seed": options.seed, "steps": info["total_steps"],
                  "prompts_per_step": used.train.prompts_per_step, "group_size": used.rollout.group_size, "held_out": table}
-        print(f"recorded in {write_results('demo_mixed', facts, 'torch', 'transformers')}")
+        print(f"recorded in {write_results(f'demo_{name}', facts, 'torch', 'transformers', *libraries)}")
     return int(any(row["fell"] for sources in table.values() for row in sources.values()))
+
+
+def main() -> int:
+    """Command line."""
+    return run_demo("mixed", __doc__, lambda: make_data(ROOT / "runs" / "mixed_data"))
 
 
 if __name__ == "__main__":

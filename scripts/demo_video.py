@@ -8,14 +8,10 @@ after with intervals (paired, 95 %) and the path of the report, whose filmstrips
 """
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from pathlib import Path
 
 from assets.make_tiny_video import TASKS, clips
-from scripts._bench import write_results
-from scripts.demo_mixed import ROOT, before_and_after, print_gains
+from scripts.demo_mixed import ROOT, run_demo
 
 FOLDER = ROOT / "runs" / "video_data"
 
@@ -30,31 +26,7 @@ def make_data(folder: Path = FOLDER, *, train: int = 600, held_out: int = 80) ->
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--record", action="store_true", help="write assets/results/demo_video.json")
-    parser.add_argument("overrides", nargs="*", help="configuration overrides")
-    options = parser.parse_args()
-    began = time.time()
-    print("generating clips in runs/video_data ...", flush=True)
-    make_data()
-    from mmrl.cli.run import train_command
-
-    run = train_command(ROOT / "configs" / "video_tiny.yaml", [f"seed={options.seed}", *options.overrides], resume=False,
-                        overwrite=True, quiet=False)
-    seconds = time.time() - began
-    table = before_and_after(run)
-    print_gains(table)
-    print(f"done in {seconds / 60:.1f} minutes; report: {run / 'report.html'}")
-    if options.record:
-        from mmrl.config import load_config
-
-        used = load_config(run / "config.yaml")
-        info = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        facts = {"seconds": round(seconds), "seed": options.seed, "steps": info["total_steps"],
-                 "prompts_per_step": used.train.prompts_per_step, "group_size": used.rollout.group_size, "held_out": table}
-        print(f"recorded in {write_results('demo_video', facts, 'torch', 'transformers', 'av')}")
-    return int(any(row["fell"] for sources in table.values() for row in sources.values()))
+    return run_demo("video", __doc__, make_data, "av")
 
 
 if __name__ == "__main__":
