@@ -98,12 +98,13 @@ class ContrastConfig(_Section):
     factor: float = Field(0.8, ge=0)  # the bonus is paid where mean accuracy >= factor * mean accuracy of the changed rollouts
     threshold: float = Field(0.1, ge=0)  # .. to completions with an accuracy above this
     bonus: float = Field(0.3, ge=0)  # added to their reward; 0: measured only
-    skip: bool = True  # no changed rollouts where they cannot change an advantage; false: always (measures every group)
+    skip: bool = True  # no changed rollouts where they cannot change an advantage; false: always
+    measure: float = Field(0.1, ge=0, le=1)  # with skip: share of groups rolled out all the same, by lot: contrast/gap is theirs
 
     @model_validator(mode="after")
     def _measures(self) -> ContrastConfig:
-        if self.kind != "none" and self.bonus == 0 and self.skip:
-            raise ValueError("contrast.bonus 0 with skip true never rolls anything out; set skip: false to measure only")
+        if self.kind != "none" and self.bonus == 0 and self.skip and self.measure == 0:
+            raise ValueError("contrast.bonus 0 with skip true and measure 0 never rolls anything out; set skip: false to measure")
         return self
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from mmrl.errors import RewardError
 from mmrl.registry import task_from_spec
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
+from mmrl.workers import Worker
 
 __all__ = ["ScoreJob", "Scorer", "is_reward_failure", "score_one"]
 
@@ -108,22 +108,12 @@ def _send(connection: Connection, scores: Sequence[Score], tasks: Sequence[Task]
                 connection.send([Score.failure(reason[:500], tasks[job.key].part_names)])
 
 
-class _Worker:
+class _Worker(Worker):
     """One process and its pipe; `pending` are indices of jobs sent but not answered, oldest first."""
 
     def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        self.specs = specs
         self.pending: list[int] = []
-        self._start()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")  # fork is unsafe beside torch threads
-        self.connection, child = context.Pipe()
-        self.progress = context.RawArray("d", 2)
-        self.process = context.Process(target=_serve, args=(child, self.progress, self.specs), daemon=True, name="mmrl-reward")
-        self.process.start()
-        child.close()
-        self.ready = False
+        super().__init__(_serve, (specs,), "mmrl-reward")
 
     def wait_ready(self) -> None:
         if self.ready:
@@ -135,12 +125,6 @@ class _Worker:
         if answer is not None:
             raise RewardError(f"a reward worker did not start ({answer}); set reward.workers=0 to see where")
         self.ready = True
-
-    def restart(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
-        self._start()
 
     def send(self, jobs: Mapping[int, ScoreJob], indices: list[int]) -> None:
         self.pending, self.sent = list(indices), len(indices)
@@ -161,17 +145,6 @@ class _Worker:
         """Index of the job at hand; those before it may be finished without their scores having been sent."""
         answered = self.sent - len(self.pending)
         return self.pending[min(max(0, int(self.progress[0]) - answered), len(self.pending) - 1)]
-
-    def close(self) -> None:
-        if self.process.is_alive():
-            try:
-                self.connection.send(None)
-                self.process.join(5)
-            except OSError:
-                pass  # already gone: nothing to ask it to do
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
 
 
 class Scorer:

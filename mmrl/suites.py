@@ -5,7 +5,7 @@
 
 configs/suites.yaml holds them; `--suites FILE` names another file of the same form. Paths are relative to the data root
 (`--data-root` or MMRL_DATA) and named as the official downloads name them. A suite's settings (length of the answer,
-pixels) go over those of the checkpoint, and overrides on the command line go over both.
+pixels, frames of clips) go over those of the checkpoint, and overrides on the command line go over both.
 """
 from __future__ import annotations
 
@@ -16,19 +16,38 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mmrl.config import DataSource, RunConfig, merge, parse_overrides
+from mmrl.config_data import VideoConfig
 from mmrl.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["Suite", "SuiteBook", "SuiteRow", "SuiteSettings", "check_files", "configure", "default_suites_file",
-           "load_suites", "markdown", "source_of", "suite_row"]
+           "load_suites", "markdown", "source_of", "suite_row", "video_words"]
 
 _ROOT = "{root}"  # stands for the data root in a suite's parameters
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class SuiteVideo(_Strict):
+    """Frames of clips and their pixels, as in data.video; null leaves the checkpoint's own. fps or num_frames chooses the kind."""
+
+    fps: float | None = Field(None, gt=0)
+    num_frames: int | None = Field(None, ge=1)
+    min_frames: int | None = Field(None, ge=1)
+    max_frames: int | None = Field(None, ge=1)
+    min_pixels: int | None = Field(None, ge=1)
+    max_pixels: int | None = Field(None, ge=1)
+    total_pixels: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> SuiteVideo:
+        if self.fps is not None and self.num_frames is not None:
+            raise ValueError("fps and num_frames contradict each other; keep one")
+        return self
 
 
 class SuiteSettings(_Strict):
@@ -38,6 +57,7 @@ class SuiteSettings(_Strict):
     max_prompt_tokens: int | None = Field(None, ge=16)
     min_pixels: int | None = Field(None, ge=1)
     max_pixels: int | None = Field(None, ge=1)
+    video: SuiteVideo = SuiteVideo()
 
 
 class Suite(_Strict):
@@ -100,7 +120,8 @@ def _explain(name: str, error: ValidationError) -> Iterable[str]:
     for item in error.errors():
         where = ".".join(str(p) for p in item["loc"])
         key = str(item["loc"][-1]) if item["loc"] else "it"
-        known = list(SuiteSettings.model_fields if item["loc"][:1] == ("settings",) else Suite.model_fields)
+        inner: dict[tuple[Any, ...], type[BaseModel]] = {("settings",): SuiteSettings, ("settings", "video"): SuiteVideo}
+        known = list(inner.get(item["loc"][:-1], Suite).model_fields)
         if item["type"] == "extra_forbidden":
             yield f"suite '{name}': unknown key '{where}'.{did_you_mean(key, known)} Known here: {', '.join(known)}"
         else:
@@ -194,7 +215,34 @@ def configure(base: RunConfig, suite: Suite, overrides: Sequence[str] = ()) -> R
         config.model.max_prompt_tokens = wanted.max_prompt_tokens
     if (wanted.min_pixels, wanted.max_pixels) != (None, None) and free("data", "min_pixels") and free("data", "max_pixels"):
         config.data = config.data.model_copy(update={"min_pixels": wanted.min_pixels, "max_pixels": wanted.max_pixels})
+    chosen = _video_of(wanted.video, given.get("data", {}).get("video", {}))
+    config.data.video = VideoConfig.model_validate({**config.data.video.model_dump(), **chosen})
     return config
+
+
+_HOW_MANY = ("kind", "fps", "num_frames")
+
+
+def _video_of(wanted: SuiteVideo, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a suite changes of data.video: not what the command line gives, nor how frames are chosen when it says how."""
+    chosen = {k: v for k, v in wanted.model_dump(exclude_none=True).items() if k not in given}
+    if any(k in given for k in _HOW_MANY):
+        return {k: v for k, v in chosen.items() if k not in _HOW_MANY}
+    if wanted.num_frames is not None:
+        return {**chosen, "kind": "uniform"}
+    return {**chosen, "kind": "fps", "num_frames": None} if wanted.fps is not None else chosen
+
+
+def video_words(video: Mapping[str, Any]) -> str:
+    """'2 fps, 4 to 768 frames, at most 262144 pixels each' of the values of data.video."""
+    kind = video["kind"]
+    frames = f"{video['num_frames']} frames" if kind == "uniform" and video["num_frames"] else (
+        f"{video['fps']:g} fps" if kind == "fps" else f"frames: {kind}")
+    words = [frames] + [f"{video['min_frames']} to {video['max_frames']} frames"] * (kind == "fps")
+    for name, text in (("min_pixels", "at least {} pixels each"), ("max_pixels", "at most {} pixels each"),
+                       ("total_pixels", "at most {} pixels together")):
+        words += [text.format(video[name])] if video[name] is not None else []
+    return ", ".join([*words, f"decoder {video['decoder']}"])
 
 
 @dataclass(frozen=True)
@@ -214,6 +262,7 @@ class SuiteRow:
     sampled: float | None = None
     error: str = ""
     settings: Mapping[str, int] = field(default_factory=dict)  # as they were, overrides included
+    video: Mapping[str, Any] = field(default_factory=dict)  # data.video as it was; {} for a suite without clips
 
     @property
     def shown(self) -> str:
@@ -258,7 +307,8 @@ def suite_row(name: str, suite: Suite, results: Mapping[str, Any], rows: Sequenc
     return SuiteRow(
         name, len(greedy), suite.metric, _finite(found.get("mean")), _finite(found.get("low")), _finite(found.get("high")),
         sum(not r["score"]["parsed"] for r in greedy), sum(r["stop"] == "length" for r in greedy), suite.official,
-        limit is not None and len(greedy) >= limit, _finite(sampled), "; ".join(errors), _used(config) if config else {})
+        limit is not None and len(greedy) >= limit, _finite(sampled), "; ".join(errors), _used(config) if config else {},
+        config.data.video.model_dump() if config and any(r.get("videos") for r in rows) else {})
 
 
 def _used(config: RunConfig) -> dict[str, int]:
@@ -280,7 +330,8 @@ def markdown(rows: Sequence[SuiteRow], suites: Mapping[str, Suite], checkpoint: 
     for row in rows:
         suite = suites[row.suite]
         facts = ", ".join(f"{k} {v}" for k, v in row.settings.items())
-        words = [f"split {suite.split}" if suite.split else "", facts, " ".join(suite.notes.split())]
+        words = [f"split {suite.split}" if suite.split else "", facts, f"video: {video_words(row.video)}" if row.video else "",
+                 " ".join(suite.notes.split())]
         lines.append(f"- {row.suite}: task {suite.task}; " + "; ".join(w for w in words if w))
         if row.error:
             lines.append(f"  - error: {row.error}")

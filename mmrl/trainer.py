@@ -17,11 +17,12 @@ from mmrl.checkpoint import Checkpoints
 from mmrl.config import RunConfig, effective_threads
 from mmrl.data import load_sources, prompt_stream, write_rejected, write_skipped
 from mmrl.errors import CheckpointError, ConfigError, MMRLError, NonFiniteError, RewardError, did_you_mean
-from mmrl.evaluate import EvalSettings, Evaluation, evaluate, protocol_of, write_evaluation
+from mmrl.evaluate import EvalSettings, evaluate, flat_metrics, protocol_of, write_evaluation
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.optim import build_optimizer
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
+from mmrl.prefetch import prefetching
 from mmrl.rollout import PrefillOnceEngine
 from mmrl.runlog import RunFolder, rollout_rows, write_json
 from mmrl.schedule import SerialSchedule, sampling_settings
@@ -77,7 +78,9 @@ class Trainer:
         """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do."""
         specs = [(s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)]
         tasks = [s.task for s in (*self.train_sources, *self.eval_sources)]
-        with Scorer(specs, tasks, workers=self.config.reward.workers, timeout_s=self.config.reward.timeout_s) as scorer:
+        r, encoder = self.config.reward, self.policy.encoder
+        with prefetching(self.config.data, [encoder.visuals]) as [encoder.ahead], Scorer(
+                specs, tasks, workers=r.workers, timeout_s=r.timeout_s) as scorer:
             self.scorer = scorer
             self.schedule = SerialSchedule(self.config, self.policy, self.engine, scorer, self.train_sources, self.world)
             self.updater = Updater(self.config, self.policy, self.optimizer, self.schedule.stream, self.world)
@@ -197,7 +200,7 @@ class Trainer:
             return {}
         began, e = time.perf_counter(), self.config.eval
         settings = EvalSettings(sampling_settings(self.config), e.samples, self.config.seed, None if full else e.limit,
-                                protocol=protocol_of(self.config))
+                                protocol=protocol_of(self.config), views=tuple(e.views))
         offset = len(self.train_sources)
         evaluation = evaluate(self.policy, self.engine, self.scorer, self.eval_sources, settings, step=step,
                               world=self.world, first_key=offset)
@@ -212,7 +215,7 @@ class Trainer:
             measured = [f"{mode}/{name}" for mode in ("greedy", "sampled") for name in evaluation.results.get(mode, {})]
             raise ConfigError(f"expected eval.best_metric to be one of {', '.join(measured)}, found '{e.best_metric}'."
                               f"{did_you_mean(e.best_metric, measured)}")
-        return {**_flat(evaluation), "eval/selection": selection, "time/eval": time.perf_counter() - began}
+        return {**flat_metrics(evaluation), "eval/selection": selection, "time/eval": time.perf_counter() - began}
 
     def _checkpoint(self, step: int, row: dict[str, Any]) -> None:
         began = time.perf_counter()
@@ -239,7 +242,8 @@ class Trainer:
 
 _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
                "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.log_reflection",
-               "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.cache", "data.eval", "model.device")
+               "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.cache", "data.workers",
+               "data.media_timeout_s", "data.eval", "model.device")
 
 
 def _identity(tree: Any, where: str = "") -> dict[str, Any]:
@@ -249,9 +253,3 @@ def _identity(tree: Any, where: str = "") -> dict[str, Any]:
     if isinstance(tree, dict):
         return {k: v for name, part in tree.items() for k, v in _identity(part, f"{where}.{name}".strip(".")).items()}
     return {where: tree}
-
-
-def _flat(evaluation: Evaluation) -> dict[str, float]:
-    return {f"eval/{mode}/{name}": estimate["mean"] for mode in ("greedy", "sampled")
-            for name, estimate in evaluation.results.get(mode, {}).items()}
-

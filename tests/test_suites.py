@@ -345,4 +345,6 @@ def test_every_shipped_suite_gives_a_number_on_its_format(tmp_path: Path) -> Non
 
 def test_settings_take_only_what_they_know() -> None:
     assert SuiteSettings(max_new_tokens=3).model_dump() == {
-        "max_new_tokens": 3, "max_prompt_tokens": None, "min_pixels": None, "max_pixels": None}
+        "max_new_tokens": 3, "max_prompt_tokens": None, "min_pixels": None, "max_pixels": None, "video": {
+            "fps": None, "num_frames": None, "min_frames": None, "max_frames": None, "min_pixels": None, "max_pixels": None,
+            "total_pixels": None}}

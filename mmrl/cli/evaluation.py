@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mmrl.data import LoadedSource
     from mmrl.evaluate import Evaluation
     from mmrl.policy.policy import Policy
+    from mmrl.prefetch import Ahead
     from mmrl.suites import Suite, SuiteRow
 
 __all__ = ["choose", "eval_command", "list_suites", "print_skipped", "suites_command"]
@@ -80,7 +82,8 @@ def _evaluate(policy: Policy, config: RunConfig, sources: Sequence[LoadedSource]
     from mmrl.schedule import sampling_settings
     from mmrl.scoring import Scorer
 
-    settings = EvalSettings(sampling_settings(config), samples, config.seed, None, protocol={**protocol_of(config), **protocol})
+    settings = EvalSettings(sampling_settings(config), samples, config.seed, None, protocol={**protocol_of(config), **protocol},
+                            views=tuple(config.eval.views))
     with Scorer([(s.config.task, dict(s.config.params)) for s in sources], [s.task for s in sources],
                 workers=config.reward.workers, timeout_s=config.reward.timeout_s) as scorer:
         found = evaluate(policy, PrefillOnceEngine(policy), scorer, sources, settings)
@@ -99,18 +102,21 @@ def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None,
     base = _settings(checkpoint, config, overrides)
     from mmrl.data import load_sources
     from mmrl.policy.loading import load_policy
+    from mmrl.prefetch import prefetching
 
     sources = load_sources([DataSource(task=task, path=str(p), limit=limit, params=_taught(base, task)) for p in data],
                            on_error=base.data.on_error, where="--data")
     print_skipped(sources)
     policy = load_policy(base.model, base.data, trainable=False)
     folder = _folder(checkpoint, out)
-    results = _evaluate(policy, base, sources, samples, folder, {}).results
+    with prefetching(base.data, [policy.encoder.visuals]) as [policy.encoder.ahead]:
+        results = _evaluate(policy, base, sources, samples, folder, {}).results
     console = Console(width=_WIDTH, highlight=False)
     _print_metrics(console, f"{checkpoint} on {task}", results, samples)
     if max(len(results["per_source"]), len(results["per_task"])) > 1:
         for title, table in (("source", "per_source"), ("task", "per_task")):
             _print_parts(console, title, results[table], results["headlines"][table])
+    _print_views(console, results)
     failed = _print_benchmark(console, results["benchmark"])
     typer.echo(f"results: {folder / 'results.json'}")
     if failed:
@@ -139,6 +145,18 @@ def _print_parts(console: Console, kind: str, rows: Mapping[str, Any], headlines
     for name, row in rows.items():
         table.add_row(escape(name), str(row["reward"]["n"]), escape(headlines[name]), _cell(row["headline"]),
                       f"{row['parse_rate']['mean']:.3f}")
+    console.print(table)
+
+
+def _print_views(console: Console, results: Mapping[str, Any]) -> None:
+    """How much the headline metric loses when a view takes something away."""
+    if "views" not in results:
+        return
+    table = Table(title="how much is the input used?", title_justify="left")
+    for heading in ("view", "n", "plain", "changed", "gap"):
+        table.add_column(heading, justify="right" if heading == "n" else "left", no_wrap=True)
+    for view, row in results["views"].items():
+        table.add_row(view, f"{row['n']:,}", *(_cell(row.get(name)) for name in ("plain", "changed", "gap")))
     console.print(table)
 
 
@@ -190,12 +208,15 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
         loaded[name] = load_sources([source], on_error=base.data.on_error, where=f"--data-root (suite {name})")
         print_skipped(loaded[name])
     policy = load_policy(base.model, base.data, trainable=False)
+    settings = {name: configure(base, suite, overrides) for name, suite in chosen.items()}
     folder, rows = _folder(checkpoint, out), []
-    for name, suite in chosen.items():
-        settings = configure(base, suite, overrides)
-        policy.encoder = _encoder(policy, settings)
-        rows.append(_one_suite(policy, settings, name, suite, loaded[name], samples, limit, folder))
-        _write_suites(rows, chosen, checkpoint, folder)
+    with ExitStack() as stack:
+        workers = _workers(stack, policy, base, settings, loaded)
+        for name, suite in chosen.items():
+            policy.encoder = _encoder(policy, settings[name])
+            policy.encoder.ahead = workers[name]
+            rows.append(_one_suite(policy, settings[name], name, suite, loaded[name], samples, limit, folder))
+            _write_suites(rows, chosen, checkpoint, folder)
     _print_suites(rows, checkpoint, samples)
     typer.echo(f"results: {folder / 'suites.json'}, {folder / 'suites.md'}")
     if any(row.error for row in rows):
@@ -210,15 +231,32 @@ def _encoder(policy: Policy, config: RunConfig) -> Any:
     return build_encoder(policy.processor, model.model.get_rope_index, policy.template, config.data, config.model.max_prompt_tokens)
 
 
+def _workers(stack: ExitStack, policy: Policy, base: RunConfig, settings: Mapping[str, RunConfig],
+             loaded: Mapping[str, Sequence[LoadedSource]]) -> dict[str, Ahead | None]:
+    """Media workers of all suites, which know all samples from the beginning: one suite's last answers are written while the
+    next one's clips are decoded."""
+    from mmrl.policy.loading import build_visuals
+    from mmrl.prefetch import prefetching
+
+    visuals = [build_visuals(policy.processor, s.data) for s in settings.values()] if base.data.workers else [None] * len(settings)
+    workers = dict(zip(settings, stack.enter_context(prefetching(base.data, visuals)), strict=True))
+    for name, ahead in workers.items():
+        if ahead is not None:
+            ahead.expect(sample for source in loaded[name] for sample in source.samples)
+    return workers
+
+
 def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sources: Sequence[LoadedSource], samples: int,
                limit: int | None, folder: Path) -> SuiteRow:
-    from mmrl.suites import suite_row
+    from mmrl.suites import suite_row, video_words
 
     protocol = {"suite": {"name": name, **suite.model_dump(include={"split", "metric", "official", "settings", "notes"})},
                 "prompt": getattr(sources[0].task, "prompt", None)}
     found = _evaluate(policy, config, sources, samples, folder / name, protocol)
     row = suite_row(name, suite, found.results, found.predictions, limit, config)
-    typer.echo(f"{name}: {row.metric} {row.shown}, n = {row.n:,}")
+    shown = f" ({video_words(row.video)})" if row.video else ""
+    typer.echo(f"{name}: {row.metric} {row.shown}, n = {row.n:,}{shown}")
+    _print_views(Console(width=_WIDTH, highlight=False), found.results)
     return row
 
 

@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_comp
                   help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.")
 tasks_app = typer.Typer(no_args_is_help=True, help="List tasks and check that they keep the contract.")
 app.add_typer(tasks_app, name="tasks")
-cache_app = typer.Typer(no_args_is_help=True, help="Look after a folder of cached visual tensors.")
+cache_app = typer.Typer(no_args_is_help=True, help="Fill and look after a folder of cached visual tensors.")
 app.add_typer(cache_app, name="cache")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
@@ -139,6 +139,20 @@ def tasks_check(
 
 CacheFolder = Annotated[Path, typer.Argument(help="folder of the cache")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
+
+
+@cache_app.command("build")
+def cache_build(
+        config: ConfigFile, overrides: Overrides = None,
+        workers: Annotated[int | None, typer.Option(help="processes that decode; default data.workers", min=0)] = None,
+        features: Annotated[bool, typer.Option("--features", help="also what the model's vision tower makes of them; the default "
+                                                                  "with model.freeze of vision and projector")] = False,
+        strict: Annotated[bool, typer.Option("--strict", help="status 1 when something failed")] = False,
+        quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
+    """Prepare all media of data.train and data.eval; what is there already is only counted, failures are listed."""
+    from mmrl.cli.cache_build import build_command
+
+    build_command(config, overrides or [], workers, features, strict, quiet)
 
 
 @cache_app.command("stats")

@@ -13,17 +13,20 @@ import hashlib
 import inspect
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mmrl.errors import ConfigError, DataError
 from mmrl.task import Task, Template
 from mmrl.types import ImageSize, Sample, VideoSize
+
+if TYPE_CHECKING:
+    from mmrl.prefetch import Ahead
 
 __all__ = ["Encoder", "Prompt", "fingerprint", "picture_options"]
 
@@ -114,6 +117,7 @@ class Encoder:
         self._cache: OrderedDict[tuple, tuple[Prompt, Task]] = OrderedDict()
         self._cache_bytes, self._used_bytes = cache_bytes, 0
         self.hits = self.misses = 0
+        self.ahead: Ahead | None = None  # worker processes that prepare media
 
     def __call__(self, sample: Sample, task: Task) -> Prompt:
         """Encode (or recall) the prompt of `sample`."""
@@ -148,9 +152,14 @@ class Encoder:
     def references(self, sample: Sample) -> tuple[Any, ...]:
         """References to the sample's clips and pictures, decoded and processed if nobody has done so yet. Raises MediaError."""
         overrides = sample.params.get("video")
-        images = [self.visuals.image(path) for path in sample.images]
+        images = [self._visual("image", path) for path in sample.images]
         self._check_budget(sample, [v.size for v in images])
-        return (*(self.visuals.video(path, overrides) for path in sample.videos), *images)
+        return (*(self._visual("video", path, overrides) for path in sample.videos), *images)
+
+    def _visual(self, kind: str, path: str, overrides: Mapping[str, Any] | None = None) -> Any:
+        if self.ahead is not None:
+            self.ahead.wait(kind, path, overrides)
+        return self.visuals.image(path) if kind == "image" else self.visuals.video(path, overrides)
 
     def _chat(self, sample: Sample, task: Task, messages: list[dict[str, Any]]) -> str:
         expected = {"image": len(sample.images), "video": len(sample.videos)}

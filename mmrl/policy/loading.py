@@ -17,7 +17,7 @@ from mmrl.task import Template
 if TYPE_CHECKING:
     from mmrl.config import DataConfig, ModelConfig
 
-__all__ = ["TEMPLATES", "build_encoder", "freeze_parts", "load_policy", "store_frozen", "template_for"]
+__all__ = ["TEMPLATES", "build_encoder", "build_visuals", "freeze_parts", "load_policy", "store_frozen", "template_for"]
 
 # The frame each family was trained to emit (Qwen cookbooks; QwenLM/Qwen3-VL threads #676, #1486): never guessed.
 TEMPLATES: dict[str, Template] = {
@@ -139,23 +139,27 @@ def _model_type(path: str) -> str:
                           f"{error}") from error
 
 
-def build_encoder(processor: Any, rope_index: Any, template: Template, data: DataConfig | None = None,
-                  max_prompt_tokens: int = 16384) -> Encoder:
-    """The encoder of a run, with its visual cache (in memory, and in data.cache.dir)."""
-    from mmrl.config_data import DataConfig
-
-    data = data or DataConfig()
+def build_visuals(processor: Any, data: DataConfig, **options: Any) -> Any:
+    """The visual cache (video.visuals.VisualCache, which takes `options`) of a run, in memory and in data.cache.dir."""
     visuals, sampling, store = (importlib.import_module(f"video.{name}") for name in ("visuals", "sampling", "store"))
-    video, cache, memory = data.video.model_dump(), data.cache, int(data.prompt_cache_gib * 2**30)
+    video, cache = data.video.model_dump(), data.cache
     bounds = {name: video.pop(name) for name in ("min_pixels", "max_pixels", "total_pixels", "decoder")}
     settings = visuals.VideoSettings(sampling=sampling.FrameSampling(**video), **bounds)
     limit = None if cache.limit_gib is None else int(cache.limit_gib * 2**30)
-    seen = visuals.VisualCache(
+    return visuals.VisualCache(
         processor, image_options=picture_options(processor, data.min_pixels, data.max_pixels), settings=settings,
         store=store.TensorStore(cache.dir, limit_bytes=limit, verify=cache.verify) if cache.dir else None,
-        memory_bytes=memory, keep_features=cache.features)
-    return Encoder(processor, rope_index, template, seen, max_prompt_tokens=max_prompt_tokens, max_pixels=data.max_pixels,
-                   min_pixels=data.min_pixels, cache_bytes=memory)
+        memory_bytes=int(data.prompt_cache_gib * 2**30), keep_features=cache.features, **options)
+
+
+def build_encoder(processor: Any, rope_index: Any, template: Template, data: DataConfig | None = None,
+                  max_prompt_tokens: int = 16384) -> Encoder:
+    """The encoder of a run, with its visual cache."""
+    from mmrl.config_data import DataConfig
+
+    data = data or DataConfig()
+    return Encoder(processor, rope_index, template, build_visuals(processor, data), max_prompt_tokens=max_prompt_tokens,
+                   max_pixels=data.max_pixels, min_pixels=data.min_pixels, cache_bytes=int(data.prompt_cache_gib * 2**30))
 
 
 def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_reference: bool = False,

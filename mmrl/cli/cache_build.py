@@ -1,0 +1,199 @@
+"""`mmrl cache build`: put the media of a run into its tensor cache before it starts. May be stopped and started again."""
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from mmrl.config import RunConfig, effective_threads, load_config
+from mmrl.errors import CacheError, ConfigError, MediaError, MMRLError
+
+if TYPE_CHECKING:
+    from mmrl.data import LoadedSource
+    from mmrl.prefetch import Media
+    from mmrl.types import Sample
+
+__all__ = ["build_command"]
+
+_WIDTH = 110
+_SHOWN = 10
+_FAILURES = "failures.jsonl"
+
+
+def build_command(config: Path, overrides: list[str], workers: int | None, features: bool, strict: bool, quiet: bool) -> None:
+    """Fill data.cache.dir for all samples of data.train and data.eval. Status 1 with `strict` when something failed."""
+    settings = _settings(config, overrides, workers)
+    frozen = settings.data.cache.features and {"vision", "projector"} <= set(settings.model.freeze)
+    from mmrl.cli.evaluation import print_skipped
+    from mmrl.data import load_sources
+
+    data = settings.data
+    sources = [*load_sources(data.train, on_error=data.on_error, where="data.train"),
+               *load_sources(data.eval, on_error=data.on_error, where="data.eval")]
+    print_skipped(sources)
+    if features:
+        settings.data.cache.features = True
+    builder = _Builder(settings, features or frozen)
+    with _bar(quiet) as bar:
+        builder.run(sources, bar)
+    folder = Path(data.cache.dir or "")
+    _write_failures(folder / _FAILURES, builder.failures)
+    _report(builder, folder)
+    if strict and builder.failures:
+        raise typer.Exit(1)
+
+
+def _settings(config: Path, overrides: list[str], workers: int | None) -> RunConfig:
+    settings = load_config(config, overrides if workers is None else [*overrides, f"data.workers={workers}"])
+    if settings.data.cache.dir is None:
+        raise ConfigError("expected data.cache.dir, the folder to fill, found null; add data.cache.dir=FOLDER")
+    if not settings.data.train and not settings.data.eval:
+        raise ConfigError("expected data.train or data.eval with at least one source, found neither")
+    settings.data.cache.verify = "never"  # what is there is counted by its header; training compares checksums as it reads
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return settings
+
+
+def _bar(quiet: bool) -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+                    console=Console(stderr=True), disable=quiet or not sys.stderr.isatty())
+
+
+class _Builder:
+    """Pixels are prepared by workers, or here without any; features here, by the model's own tower."""
+
+    def __init__(self, settings: RunConfig, features: bool) -> None:
+        from mmrl.policy.loading import build_visuals, load_policy
+
+        self.settings, self.policy = settings, None
+        self.pixels: Counter[str] = Counter()
+        self.features: Counter[str] = Counter()
+        self.failures: list[dict[str, Any]] = []
+        self.evicted = 0
+        if features:
+            import torch
+
+            if (threads := effective_threads(settings)) is not None:
+                torch.set_num_threads(threads)
+            self.policy = load_policy(settings.model, settings.data, trainable=False)
+            processor = self.policy.processor
+        else:
+            from transformers import AutoProcessor
+
+            processor = AutoProcessor.from_pretrained(settings.model.path)
+        held = settings.data.model_copy(update={"prompt_cache_gib": 0.0})  # nobody asks twice
+        self.visuals = build_visuals(processor, held, open_entries=0)
+
+    def run(self, sources: Sequence[LoadedSource], bar: Progress) -> None:
+        """Prepare every picture and clip once; one that fails is noted for each sample that shows it."""
+        from mmrl.prefetch import prefetching
+
+        samples = [sample for source in sources for sample in source.samples]
+        media = dict.fromkeys(m for _, m in _media(samples))
+        job = bar.add_task("media", total=len(media))
+        before = self.visuals.store.flush(wait_s=5.0)["evicted"]
+        failed: dict[Media, MMRLError] = {}
+        with ExitStack() as stack:
+            (ahead,) = stack.enter_context(prefetching(self.settings.data, [self.visuals]))
+            prepare = self._prepare if ahead is None else ahead.pool.wait
+            if ahead is not None:
+                ahead.pool.expect(media)
+            for one in media:
+                error = self._one(one, prepare)
+                if error is not None:
+                    failed[one] = error
+                bar.advance(job)
+        self.evicted = self.visuals.store.flush(wait_s=5.0)["evicted"] - before
+        for sample, one in _media(samples):
+            if one in failed:
+                error = failed[one]
+                self.failures.append({"source": sample.source, "id": sample.id, "kind": _kind(error), "path": one.path,
+                                      "reason": str(error)})
+
+    def _prepare(self, media: Media) -> str:
+        from mmrl.prefetch import prepare
+
+        return prepare(self.visuals, media)
+
+    def _one(self, media: Media, prepare: Callable[[Media], str]) -> MMRLError | None:
+        try:
+            outcome = prepare(media)
+            if outcome.startswith("unsure"):
+                outcome = self._prepare(media)
+            if outcome == "uncached":
+                raise CacheError(f"{media.path}: expected room in the cache, found none; free space, or raise data.cache.limit_gib")
+        except (MediaError, ConfigError, CacheError) as error:
+            self.pixels["failed"] += 1
+            return error
+        self.pixels[outcome] += 1
+        if self.policy is not None:
+            self._features(media)
+        return None
+
+    def _features(self, media: Media) -> None:
+        import torch
+
+        policy, visuals = self.policy, self.visuals
+        assert policy is not None
+        tower = policy.tower()
+        assert tower is not None, "nothing is trained here"
+        visual = visuals.image(media.path) if media.kind == "image" else visuals.video(media.path, media.overrides)
+        before = visuals.stats.encoded
+        with torch.no_grad(), policy.autocast():
+            visuals.features([visual], tower, policy.device)
+        self.features["built" if visuals.stats.encoded > before else "present"] += 1
+
+
+def _media(samples: Sequence[Sample]) -> Iterator[tuple[Sample, Media]]:
+    from mmrl.prefetch import media_of
+
+    return ((sample, one) for sample in samples for one in media_of(sample))
+
+
+def _kind(error: MMRLError) -> str:
+    if isinstance(error, MediaError):
+        return error.kind
+    return "uncached" if isinstance(error, CacheError) else "wrong_row"
+
+
+def _write_failures(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Replace the list of the last build; no file when nothing failed."""
+    if not rows:
+        path.unlink(missing_ok=True)
+        return
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _report(builder: _Builder, folder: Path) -> None:
+    console = Console(width=_WIDTH, highlight=False)
+    table = Table(title=escape(f"cache {folder}"), title_justify="left")
+    for head in ("", "built", "present", "failed"):
+        table.add_column(head, justify="right" if head else "left", no_wrap=True)
+    table.add_row("pixels", *(f"{builder.pixels[k]:,}" for k in ("built", "present", "failed")))
+    if builder.policy is not None:
+        table.add_row("features", *(f"{builder.features[k]:,}" for k in ("built", "present")), "")
+    console.print(table)
+    for kind, count in sorted(Counter(row["kind"] for row in builder.failures).items()):
+        console.print(f"{count:,} samples without media: {kind}")
+    for row in builder.failures[:_SHOWN]:
+        console.print(f"  {escape(row['source'])}/{escape(row['id'])}: {escape(row['reason'])}")
+    if builder.failures:
+        console.print(f"all of them: {escape(str(folder / _FAILURES))}")
+    if builder.evicted:
+        console.print(f"{builder.evicted:,} entries were removed again to keep data.cache.limit_gib: it is too small for this data")
