@@ -7,7 +7,9 @@ duration first (`clip_spans`), so that no time outside the video counts for or a
     matched  one-to-one matching with the largest sum of IoUs, over the larger number of spans: splitting and surplus spans cost
     near     (1 + IoU of the unions - gap / (gap + true length)) / 2, the gap being the time between the two sides where they
              lie apart: it still tells spans apart that do not meet. Not the generalised IoU, which divides by the hull and
-             so pays a span beside the truth for growing away from it
+             so pays a span beside the truth for growing away from it. Warning: whatever meets the truth starts at 0.5, so
+             the whole video earns 0.55 for the truth [10, 20] of 100 s, more than a short span that just misses; use it to
+             get learning started, then union
 
 For one span and one truth, union and matched are max(0, min(e) - max(s)) / (max(e) - min(s)), the rule of Charades-STA.
 
@@ -96,7 +98,7 @@ def union_iou(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[floa
 
 def near_iou(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float]]) -> float:
     """(1 + IoU - gap / (gap + true length)) / 2 of the merged unions; 0 when either has no length. Gaps inside one side do
-    not count."""
+    not count. A span over the whole video is worth more than 0.5, see the module."""
     a, b = merged(predicted), merged(true)
     if not a or not b:
         return 0.0

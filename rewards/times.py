@@ -6,6 +6,9 @@ two times, in one of these spellings and nothing beside them:
     [2.5, 7]    2.5 to 7    00:02.50 - 00:07.00    [[1, 2], [4, 6]]    1 to 2, 4 to 6    [(1, 2), (4, 6)]
     {"time": [2.5, 7]}    {"start_time": "2.5", "end_time": "7"}    [{"start": 1, "end": 2}, {"start": 4, "end": 6}]
 
+A minus is read in every spelling (`-3 to 5` is `[-3, 5]`): spans are clipped to the video afterwards, at both ends. Keys of
+tracks are not clipped; for them a negative time is no time.
+
 What a number means (seconds, or a share of the duration) is declared by the task, never guessed; clock readings are always
 seconds. Model text is data: JSON, never eval. Every step is linear in the length.
 
@@ -31,11 +34,12 @@ SPAN_KEYS = ("time", "times", "span", "spans", "timestamp", "timestamps", "windo
 _ENDS = (("start", "end"), ("start_time", "end_time"))
 
 _CLOCK = r"(?:[0-9]{1,3}:)?[0-9]{1,3}:[0-9]{2}(?:\.[0-9]{1,9})?"
-_TIME_TEXT = rf"({_CLOCK}|[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)(?: ?(?:seconds|second|secs|sec|s)\b)?"
-_TIME = re.compile(_TIME_TEXT)
-_PAIR = re.compile(rf"(?:from )?{_TIME_TEXT} ?(?:to\b|and\b|until\b|-|\u2013|\u2014) ?{_TIME_TEXT}", re.IGNORECASE)
+_VALUE, _UNIT = rf"(?:{_CLOCK}|[0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)", r"(?: ?(?:seconds|second|secs|sec|s)\b)?"
+_SIGNED = rf"(-?{_VALUE}){_UNIT}"
+_TIME, _SIGNED_TIME = re.compile(rf"({_VALUE}){_UNIT}"), re.compile(_SIGNED)
+_PAIR = re.compile(rf"(?:from )?{_SIGNED} ?(?:to\b|and\b|until\b|-|\u2013|\u2014) ?{_SIGNED}", re.IGNORECASE)
 _BETWEEN = re.compile(r" ?[,;] ?")
-_BARE_CLOCK = re.compile(rf"""(?<![\w"':.])({_CLOCK})(?![\w"':.])""")
+_BARE_CLOCK = re.compile(rf"""(?<![\w"':.])(-?{_CLOCK})(?![\w"':.])""")
 
 
 @dataclass(frozen=True)
@@ -53,26 +57,30 @@ class _Unreadable(ValueError):
 
 
 def parse_time(text: str) -> float | None:
-    """Seconds (or the bare number) of one time text; None for anything else. '01:75' is no clock reading."""
-    found = _TIME.fullmatch(" ".join(text.split()).lower()) if len(text) <= 64 else None
+    """Seconds (or the bare number) of one time text; None for anything else. '01:75' is no clock reading, '-3' no time."""
+    return _read(_TIME, text)
+
+
+def _read(pattern: re.Pattern[str], text: str) -> float | None:
+    found = pattern.fullmatch(" ".join(text.split()).lower()) if len(text) <= 64 else None
     return _seconds(found[1]) if found else None
 
 
 def _seconds(text: str) -> float | None:
-    """A matched time: seconds below 60 behind a colon, minutes below 60 behind another."""
-    fields = [float(field) for field in text.split(":")]
+    """A matched time: seconds below 60 behind a colon, minutes below 60 behind another. A minus is that of the whole."""
+    fields = [float(field) for field in text.removeprefix("-").split(":")]
     if any(value >= 60 for value in fields[1:]):
         return None
     total = 0.0
     for value in fields:
         total = 60 * total + value
-    return total
+    return -total if text.startswith("-") else total
 
 
 def _time_of(value: Any) -> tuple[float, bool]:
     """(time, is it a clock reading) of a JSON value. Raises _Unreadable."""
     if isinstance(value, str):
-        seconds = parse_time(value)
+        seconds = _read(_SIGNED_TIME, value)
         if seconds is None:
             raise _Unreadable("not_a_time")
         value, clock = seconds, ":" in value
@@ -142,7 +150,7 @@ def _from_words(text: str) -> SpanParse | None:
         start, end = _seconds(found[1]), _seconds(found[2])
         if start is None or end is None:
             return SpanParse((), "not_a_time")
-        if max(start, end) > MAX_TIME:
+        if max(abs(start), abs(end)) > MAX_TIME:
             return SpanParse((), "out_of_range")
         spans.append((start, end))
         clock = clock or ":" in found[0]
@@ -175,7 +183,7 @@ def parse_spans(answer: str) -> SpanParse:
         return SpanParse((), "answer_too_long")
     text = strip_fence(answer)
     words = " ".join(text.removesuffix(".").split())
-    spoken = _from_words(words) if words[:1].isdigit() or words[:5].lower() == "from " else None
+    spoken = _from_words(words) if words[:1].isdigit() or words[:1] == "-" or words[:5].lower() == "from " else None
     if spoken is not None:
         return spoken
     try:

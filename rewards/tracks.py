@@ -6,6 +6,9 @@ Keys are seconds (also clock readings) or frame numbers, compared as numbers to 
 too) fails the answer: whichever counted, the other would be a second answer. Every number divides by the true keys: a missing
 box is a 0, one easy frame cannot score 1, a box at a key nobody asked for earns nothing.
 
+A tube is a track with a time. `tube_viou` is the vIoU of VidSTG and HC-STVG: boxes count only inside both times, and the
+denominator is the union of both times, so that neither a tiny nor a huge time pays.
+
     python -c "from rewards.tracks import parse_track; print(parse_track('{\"boxes\": {\"0\": [1, 2, 3, 4]}}'))"
 """
 from __future__ import annotations
@@ -22,13 +25,14 @@ from rewards.times import SpanParse, parse_time, read_json, spans_of
 
 __all__ = [
     "LEVELS", "MAX_BOXES", "MAX_TRACK_CHARS", "TrackParse", "mean", "parse_track", "success", "success_area", "track_ious",
-    "track_key", "track_viou",
+    "track_key", "track_viou", "tube_viou",
 ]
 
 MAX_TRACK_CHARS = 40_000
 """Longer answers are not parsed ('answer_too_long'): 1000 boxes with keys."""
 MAX_BOXES = 1000
 """An answer with more boxes is refused ('too_many_boxes')."""
+_EPS = 1e-3  # seconds: keys are rounded to 3 decimals
 LEVELS = tuple(k / 100 for k in range(101))
 """Thresholds of the success curve (GOT-10k)."""
 
@@ -137,13 +141,33 @@ def track_viou(predicted: Mapping[float, Sequence[float]], true: Mapping[float, 
     """vIoU: the sum of the IoUs over the true keys, divided by the number of true keys and of predicted keys outside `span`.
 
     `span` is the true time (default: from the first true key to the last). Predicted keys inside it that have no true box
-    are not judged: annotations may be coarser than answers.
+    are not judged: annotations may be coarser than answers. Where the answer names a time of its own, see `tube_viou`.
     """
     if not true:
         return 0.0
     first, last = (min(true), max(true)) if span is None else (min(*span, *true), max(*span, *true))
     outside = sum(key < first or key > last for key in predicted)
     return sum(track_ious(predicted, true)) / (len(true) + outside)
+
+
+def tube_viou(predicted: Mapping[float, Sequence[float]], predicted_span: Sequence[float],
+              true: Mapping[float, Sequence[float]], true_span: Sequence[float], step: float = 1.0) -> float:
+    """vIoU of two tubes, in [0, 1]: the sum of the IoUs at true keys inside the predicted time, over the union of both times.
+
+    The union is counted in true keys, plus the length of the predicted time outside the true one in units of `step` (seconds
+    between keys): where both times lie on that grid, these are the frames of VidSTG's denominator. A time holds its start and
+    not its end. Where the truth has a key at its end, or a little outside its time (rounded to whole seconds), the predicted
+    time is read in the same way, so that the truth itself is worth 1. A predicted time without length is worth 0.
+    """
+    (start, end), (first, last) = sorted(predicted_span), sorted(true_span)
+    if not true or not start < end:
+        return 0.0
+    early, late = max(0.0, first - min(true)), max(true) - last
+    late = max(0.0, late) + 2 * _EPS if late > -_EPS else 0.0  # a key at the end: the end belongs to it
+    total = sum(box_iou(predicted[key], box) for key, box in true.items()
+                if key in predicted and start - early - _EPS <= key < end + late)
+    outside = (end - start) - max(0.0, min(end, last + late) - max(start, first - early))
+    return total / (len(true) + max(0.0, outside) / step)
 
 
 def success(ious: Sequence[float], level: float) -> float:

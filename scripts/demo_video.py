@@ -9,6 +9,7 @@ after with intervals (paired, 95 %) and the path of the report, whose filmstrips
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from assets.make_tiny_video import TASKS, clips
 from scripts.demo_mixed import ROOT, run_demo
@@ -16,12 +17,17 @@ from scripts.demo_mixed import ROOT, run_demo
 FOLDER = ROOT / "runs" / "video_data"
 
 
+USED: dict[str, dict[str, Any]] = {"appear": TASKS["appear"], "track": TASKS["track"],
+                                   "direction": {**TASKS["direction"], "distractors": 3}}
+"""What is trained on: as in the warm start, but directions among three other moving shapes."""
+
+
 def make_data(folder: Path = FOLDER, *, train: int = 600, held_out: int = 80) -> None:
     """Training and held-out clips of every task; generated from seeds, so they are the same everywhere."""
     for name, count, seed in (("train", train, 41), ("eval", held_out, 42)):
-        for task in TASKS:
+        for task, settings in USED.items():
             if not (folder / name / task / "data.jsonl").exists():
-                clips(folder / name / task, task, count, seed, f"video-{name}-{task}-")
+                clips(folder / name / task, task, count, seed, f"video-{name}-{task}-", settings)
 
 
 def main() -> int:

@@ -4,7 +4,8 @@ A row's answer is {"time": [start, end], "boxes": {"18": [x1, y1, x2, y2], ...}}
 frame (answers: in the template's). params.step says how far apart the boxes are (default 1 second).
 
     mean   time_weight * tIoU + (1 - time_weight) * mean IoU over the TRUE keys, a missing box is 0 (default, time_weight 0.5)
-    viou   sum of the IoUs over the true keys / (true keys + predicted keys outside the true time)
+    viou   VidSTG's and HC-STVG's: the IoUs at true keys inside the predicted time, over the union of both times; boxes
+           outside the predicted time do not count (rewards.tracks.tube_viou)
 
 EasyVideoR1 and OneThinker average over the keys both sides share, so that one easy second maximises it; their presets keep
 their weights, with the true keys as denominator. Metrics: tiou, iou, viou, viou@0.3, viou@0.5; a failure counts as 0.
@@ -27,7 +28,7 @@ from rewards.router import Part, PartFactory
 from rewards.temporal import clip_spans, span_iou
 from rewards.text import check_number
 from rewards.times import Span
-from rewards.tracks import mean, parse_track, track_ious, track_viou
+from rewards.tracks import mean, parse_track, track_ious, tube_viou
 from tasks.base import AnswerError, AnswerTask, Prediction
 from tasks.boxes import from_picture
 from tasks.spans import beside_spans, check_spans, clip_size, duration_of, need_duration, spell_seconds
@@ -60,16 +61,21 @@ def _true_span(sample: Sample) -> Span:
     return start, end
 
 
+def _viou(tube: Tube, sample: Sample) -> float:
+    return min(1.0, tube_viou(tube.boxes, tube.span, true_boxes(sample), _true_span(sample), sample.params.get("step", 1)))
+
+
 def _accuracy_part(mode: str, time_weight: float = 0.5) -> Part:
     if mode not in _MODES:
         raise ConfigError(f"unknown accuracy mode {mode!r}; expected {', '.join(_MODES)}.{did_you_mean(str(mode), _MODES)}")
     share = check_number("time_weight", time_weight, 0, 1)
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
-        tube, truth = predicted.value, true_boxes(sample)
+        tube = predicted.value
         if mode == "viou":
-            return min(1.0, track_viou(tube.boxes, truth, _true_span(sample)))
-        return min(1.0, share * span_iou(tube.span, _true_span(sample)) + (1 - share) * mean(track_ious(tube.boxes, truth)))
+            return _viou(tube, sample)
+        boxes = mean(track_ious(tube.boxes, true_boxes(sample)))
+        return min(1.0, share * span_iou(tube.span, _true_span(sample)) + (1 - share) * boxes)
 
     return accuracy
 
@@ -145,11 +151,10 @@ class SpatioTemporalGrounding(AnswerTask):
         return Tube(span, boxes_to_pixels(parsed.boxes, sample, ctx))
 
     def measure(self, value: Tube, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
-        """tiou, iou (mean over the true keys), viou, viou@0.3, viou@0.5 (above the level), correct (viou >= 0.5)."""
-        truth, span = true_boxes(sample), _true_span(sample)
-        viou = track_viou(value.boxes, truth, span)
-        values = (span_iou(value.span, span), mean(track_ious(value.boxes, truth)), viou, float(viou > 0.3), float(viou > 0.5),
-                  float(viou >= 0.5))
+        """tiou, iou (mean over the true keys, whatever the predicted time), viou, viou@0.3, viou@0.5 (above the level),
+        correct (viou >= 0.5)."""
+        viou, boxes = _viou(value, sample), mean(track_ious(value.boxes, true_boxes(sample)))
+        values = (span_iou(value.span, _true_span(sample)), boxes, viou, float(viou > 0.3), float(viou > 0.5), float(viou >= 0.5))
         return dict(zip(self.metric_names, values, strict=True))
 
     def describe(self, value: Tube | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:

@@ -72,14 +72,16 @@ def _target(index: ClipIndex, count: int, size: Callable[[int, int, int], tuple[
     return (info.height, info.width) if size is None else size(count, info.height, info.width)
 
 
-def _chunks(frames: Iterable[np.ndarray], index: ClipIndex) -> Iterator[np.ndarray]:
+def _chunks(frames: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """Frames stacked to [n, H, W, 3] pieces of bounded size."""
     held: list[np.ndarray] = []
+    held_bytes = 0
     for frame in frames:
         held.append(frame)
-        if sum(f.nbytes for f in held) >= _CHUNK_BYTES:
+        held_bytes += frame.nbytes
+        if held_bytes >= _CHUNK_BYTES:
             yield np.stack(held)
-            held = []
+            held, held_bytes = [], 0
     if held:
         yield np.stack(held)
 
@@ -88,7 +90,7 @@ def _collect(index: ClipIndex, wanted: Sequence[int], height: int, width: int, d
     """Frames `wanted` (ascending, unrepeated) resized to height x width. Raises MediaError when some do not come."""
     out = np.empty((len(wanted), height, width, 3), dtype=np.uint8)
     filled = 0
-    for chunk in _chunks(decode_frames(index, wanted, decoder, threads), index):
+    for chunk in _chunks(decode_frames(index, wanted, decoder, threads)):
         out[filled:filled + len(chunk)] = resize_frames(chunk, height, width)
         filled += len(chunk)
     if filled != len(wanted):

@@ -6,8 +6,9 @@ truncated (the end is not there), corrupt (the middle is wrong), no_video, unsup
 """
 from __future__ import annotations
 
-import functools
 import os
+import threading
+import time
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -23,6 +24,10 @@ __all__ = ["ClipIndex", "VideoInfo", "forget", "import_library", "open_container
 _PLAYLISTS = {"hls", "concat", "dash", "sdp", "rtsp"}  # they name other files or addresses
 _LISTS_BOXES = {"mov", "mp4"}
 _TELLS_LENGTH = {"matroska,webm"}  # duration in the header, none of the frames
+_SETTLED_NS = 2_000_000_000  # as for digests of contents: see video.file_identity
+_MOST_KEPT = 128
+_LOCK = threading.Lock()
+_kept: dict[str, tuple[tuple[int, int, int, int], ClipIndex]] = {}  # the latest last
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,9 +298,9 @@ def _index_by_time(rows: list[_Row]) -> _Times | None:
     timed = [(row.pts, row) for row in rows[first:] if row.pts is not None]
     lead = key_at = timed[0][0]
     closed = True
-    for time, row in timed:
-        key_at = time if row.key else key_at
-        closed = closed and time >= key_at
+    for shown_at, row in timed:
+        key_at = shown_at if row.key else key_at
+        closed = closed and shown_at >= key_at
     frames = sorted(((time, row) for time, row in timed if row.shown and time >= lead), key=lambda item: item[0])
     pts = np.array([time for time, _ in frames], dtype=np.int64)
     if not len(pts) or len(np.unique(pts)) != len(pts):
@@ -365,20 +370,29 @@ def _build(container: Any, path: str) -> ClipIndex:
         (pixels.chroma_height(height) * 2 - height) == 1 or (pixels.chroma_width(width) * 2 - width) == 1)
 
 
-@functools.lru_cache(maxsize=128)
-def _scan_file(path: str, identity: tuple[int, int, int]) -> ClipIndex:
-    with open_container(path) as container:
-        return _build(container, path)
-
-
 def scan(path: str | os.PathLike[str]) -> ClipIndex:
-    """The index of a video file; kept for files whose size, inode and time of change stay the same. Raises MediaError."""
+    """The index of a video file; kept while its size, inode and times (of content and of any change) stay the same, and not
+    kept for a file that changed in the last 2 seconds: it could change again within one tick. Raises MediaError."""
     name = os.fspath(path)
     _head(name)
     facts = os.stat(name)
-    return _scan_file(name, (facts.st_size, facts.st_ino, facts.st_mtime_ns))
+    identity = facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns
+    with _LOCK:
+        known = _kept.pop(name, None)
+        if known is not None and known[0] == identity:
+            _kept[name] = known  # now the newest
+            return known[1]
+    with open_container(name) as container:
+        index = _build(container, name)
+    if max(facts.st_mtime_ns, facts.st_ctime_ns) <= time.time_ns() - _SETTLED_NS:
+        with _LOCK:
+            _kept[name] = identity, index
+            while len(_kept) > _MOST_KEPT:
+                del _kept[next(iter(_kept))]
+    return index
 
 
 def forget() -> None:
     """Forget all indices kept by `scan`."""
-    _scan_file.cache_clear()
+    with _LOCK:
+        _kept.clear()

@@ -4,7 +4,12 @@ Times are seconds from the first frame of the file. A moment shows the frame on 
 never by index / fps. Kinds "fps" and "uniform" follow qwen-vl-utils (`smart_nframes`, `calculate_video_frame_range`,
 `linspace(first, last, n).round()`): at a constant frame rate the indices are equal to its. They differ on purpose where
 qwen-vl-utils raises or drifts: a clip of one frame gives one frame (the processor pads), a part shorter than two frames gives
-one, and with a variable frame rate the n moments are spread over time, not over indices.
+one, and with a variable frame rate the number of frames comes from the seconds of the part and the n moments are spread over
+time, not over indices.
+
+The frame on screen at a moment may have begun before it. So the first frame of a part may begin before `start`: in a part
+in which no frame begins, with kind "timestamps", and where times are rounded. Times relative to the part count it as shown from
+the beginning of the part: max(0, timestamp - start).
 
     python -c "from video.sampling import *; print(select_frames([k / 25 for k in range(100)], FrameSampling(fps=1)))"
 """
@@ -22,7 +27,7 @@ import numpy as np
 
 from mmrl.errors import ConfigError, MediaError, did_you_mean
 
-__all__ = ["KINDS", "FrameSampling", "constant_fps", "is_variable", "select_frames"]
+__all__ = ["KINDS", "FrameSampling", "constant_fps", "is_variable", "sample_rate", "select_frames"]
 
 KINDS = ("fps", "uniform", "keyframes", "timestamps", "all")
 _EPS = 1e-6  # seconds: rounding of times written in decimals
@@ -49,11 +54,11 @@ def _count(name: str, value: Any, *, least: int) -> int:
 class FrameSampling:
     """How frames are chosen; every field is checked when it is made (ConfigError). Seconds count from the first frame.
 
-    kind: "fps" (so many per second, bounded by min_frames and max_frames), "uniform" (num_frames, evenly), "keyframes" (those
-    of the file, evenly thinned to num_frames or max_frames), "timestamps" (the frame on screen at each moment, repeats kept),
-    "all" (every frame; more than max_frames raises). start, end: only this part is shown. factor: counts of "fps",
-    "uniform" and "keyframes" are multiples of it when the part has enough frames. folder_fps: frames per second of a folder
-    of numbered frames, which cannot tell itself; 2 is qwen-vl-utils' convention.
+    kind: "fps" (so many per second, bounded by min_frames and max_frames), "uniform" (num_frames, evenly; max_frames does not
+    bound it), "keyframes" (those of the file, evenly thinned to num_frames or max_frames), "timestamps" (the frame on screen
+    at each moment, repeats kept), "all" (every frame; more than max_frames raises). start, end: only this part is shown.
+    factor: counts of "fps", "uniform" and "keyframes" are multiples of it when the part has enough frames. folder_fps: frames
+    per second of a folder of numbered frames, which cannot tell itself; 2 is qwen-vl-utils' convention.
     """
 
     kind: str = "fps"
@@ -212,15 +217,20 @@ def _whole(count: float, factor: int, total: int) -> int:
     return rounded if rounded <= total else max(total // factor * factor, min(total, factor))
 
 
-def _frame_count(total: int, fps: float, sampling: FrameSampling) -> int:
-    """Frames to take of `total` for kinds "fps" and "uniform", as `smart_nframes` of qwen-vl-utils."""
+def _part_seconds(duration: float, sampling: FrameSampling) -> float:
+    """Length of the shown part."""
+    return (duration if sampling.end is None else min(sampling.end, duration)) - (sampling.start or 0.0)
+
+
+def _frame_count(total: int, seconds: float, sampling: FrameSampling) -> int:
+    """Frames to take of `total` that last `seconds`, for kinds "fps" and "uniform", as `smart_nframes` of qwen-vl-utils."""
     factor = sampling.factor
     if sampling.kind == "uniform":
         assert sampling.num_frames is not None
         return _whole(round(sampling.num_frames / factor) * factor, factor, total)
     least = math.ceil(sampling.min_frames / factor) * factor
     most = math.floor(min(sampling.max_frames, max(total, factor)) / factor) * factor
-    return _whole(min(max(total / fps * sampling.fps, least), most, total), factor, total)
+    return _whole(min(max(seconds * sampling.fps, least), most, total), factor, total)
 
 
 def _linspace(first: int, last: int, count: int) -> np.ndarray:
@@ -272,5 +282,26 @@ def select_frames(timestamps_s: Sequence[float] | np.ndarray, sampling: FrameSam
                              kind="unsupported")
         count = _whole(min(len(inside), sampling.num_frames or len(inside), sampling.max_frames), sampling.factor, len(inside))
         return tuple(inside[int(i)] for i in _linspace(0, len(inside) - 1, count))
-    count = _frame_count(total, rate, sampling)
+    seconds = _part_seconds(duration, sampling) + _EPS if variable else total / rate
+    count = _frame_count(total, seconds, sampling)
     return tuple(int(i) for i in _spread(times, first, last, count, variable))
+
+
+def sample_rate(timestamps_s: Sequence[float] | np.ndarray, sampling: FrameSampling, indices: Sequence[int],
+                fps: float | None = None, duration_s: float | None = None) -> float:
+    """Shown frames per second of clip, from which processors derive the seconds per temporal patch.
+
+    `indices` are those that `select_frames` chose with the same arguments. Kinds "fps" and "uniform" of a constant rate:
+    qwen-vl-utils' sample_fps, shown frames / frames of the part * fps. Else one over the mean time between shown frames; where
+    that is 0 (one frame, one frame repeated), shown frames / seconds of the part. Raises MediaError: empty, too_short.
+    """
+    times = np.asarray(timestamps_s, dtype=np.float64)
+    if not len(times) or not len(indices):
+        raise MediaError("expected a clip with frames, found none", kind="empty")
+    rate = constant_fps(times) if fps is None else fps
+    duration = float(times[-1]) + 1.0 / rate if duration_s is None else duration_s
+    if sampling.kind in ("fps", "uniform") and not is_variable(times):
+        first, last = _part(times, duration, rate, sampling)
+        return len(indices) / (last - first + 1) * rate
+    spread = float(times[indices[-1]] - times[indices[0]])
+    return (len(indices) - 1) / spread if spread > 0 else len(indices) / max(_part_seconds(duration, sampling), _EPS)

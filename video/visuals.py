@@ -27,7 +27,7 @@ from video.decode import read_clip
 from video.memory import Memory
 from video.pixels import ByteCodec, flip_frames, permute_frames, run_video_processor
 from video.references import Change, Features, Tower, VideoSettings, Visual
-from video.sampling import FrameSampling
+from video.sampling import FrameSampling, sample_rate
 from video.store import TensorStore, content_digest, make_key
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Change", "Features", "Tower", "VideoSettings", "Visual", "VisualCache", "VisualStats", "processor_fingerprint"]
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass
@@ -247,12 +247,11 @@ class VisualCache:
         start = sampling.start or 0.0
         end = clip.info.duration_s if sampling.end is None else min(sampling.end, clip.info.duration_s)
         shown = max(end - start, 1e-6)
-        spread = float(clip.timestamps_s[-1] - clip.timestamps_s[0])
-        even = sampling.kind in ("fps", "uniform", "all") or T < 2 or spread <= 0
+        rate = sample_rate(clip.info.timestamps_s, sampling, clip.indices, clip.info.fps, clip.info.duration_s)
         meta = {"kind": "video", "grid_thw": [int(x) for x in out["video_grid_thw"][0]],
                 "orig_wh": [clip.info.width, clip.info.height], "resized_wh": [new_width, new_height], "frames": T,
                 "indices": [int(i) for i in clip.indices], "timestamps_s": [max(0.0, float(t) - start) for t in clip.timestamps_s],
-                "duration_s": shown, "sample_fps": T / shown if even else (T - 1) / spread, "decoder": clip.decoder,
+                "duration_s": shown, "sample_fps": rate, "decoder": clip.decoder,
                 "digest": _digest(packed)}
         return {"pixels": packed}, meta
 

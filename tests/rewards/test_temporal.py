@@ -88,6 +88,11 @@ def test_exact_and_degenerate() -> None:
     assert union_iou([(2, 3.5), (3.5, 5)], [(2, 5)]) == 1, "and does not where their union counts"
 
 
+def test_near_pays_the_whole_video_as_its_docs_warn() -> None:
+    assert near_iou([(0, 100)], [(10, 20)]) == pytest.approx(0.55) and union_iou([(0, 100)], [(10, 20)]) == pytest.approx(0.1)
+    assert near_iou([(20.5, 25)], [(10, 20)]) < 0.5
+
+
 def test_iop() -> None:
     assert span_iop((3, 4), (2, 6)) == 1 and span_iop((2, 6), (3, 4)) == 0.25 and span_iop((6, 2), (3, 4)) == 0.25
     assert span_iop((3, 3), (2, 6)) == 0

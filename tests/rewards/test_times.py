@@ -39,7 +39,23 @@ def test_spellings_of_several(text: str) -> None:
     assert parse_spans(text).spans == ((1.0, 2.0), (4.0, 6.0))
 
 
+@pytest.mark.parametrize("text", ["[-2.5, 7]", "-2.5 to 7", "from -2.5s to 7 s", "-2.5-7", "[[-2.5, 7]]", '["-2.5", "7 s"]',
+                                  '{"start": "-00:02.50", "end": 7}', "[-00:02.5, 00:07]", "-0:02.5 - 0:07"])
+def test_a_minus_is_read_in_every_spelling(text: str) -> None:
+    assert parse_spans(text).spans == ((-2.5, 7.0),), parse_spans(text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(-999, 999), st.integers(-999, 999))
+def test_words_and_lists_are_one_rule(start: int, end: int) -> None:
+    expected = ((start / 10, end / 10),)
+    for text in ("{} to {}", "[{}, {}]", '["{}", "{}"]', '{{"start": {}, "end": "{}"}}'):
+        assert parse_spans(text.format(start / 10, end / 10)).spans == expected
+
+
 @pytest.mark.parametrize(("text", "reason"), [
+    ("--1 to 5", "not_spans"), ("- 1 to 5", "not_spans"), ('["--1", 5]', "not_a_time"), ("-1:75 to 3", "not_a_time"),
+    ("-99999999 to 3", "out_of_range"), ("[-99999999, 3]", "out_of_range"), ("[-1e999, 3]", "out_of_range"),
     ("", "not_spans"), ("the event is at 1 to 2", "not_spans"), ("1 to 2 or 3 to 4", "not_spans"), ("[]", "no_span"),
     ("5", "not_spans"),
     ("[1, 2, 3, 4]", "wrong_count"), ("[1]", "wrong_count"), ('{"start": 1}', "wrong_count"), ("[true, 2]", "not_a_time"),
@@ -76,7 +92,7 @@ def test_values_that_are_no_json_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["1 to 2, " * 480, "[" * 3900, "1:" * 1900, "1 to " * 780, "0" * 3900, "from " * 780,
-                                  "[" + "00:01," * 650, '{"time":' * 480])
+                                  "[" + "00:01," * 650, "-1 to -1," * 430, "-" * 3900, "-0:" * 1300, '{"time":' * 480])
 def test_hostile_texts_take_no_time(text: str) -> None:
     began = time.thread_time()
     parse_spans(text)

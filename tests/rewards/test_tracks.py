@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewards.iou import box_iou
-from rewards.tracks import MAX_BOXES, mean, parse_track, success, success_area, track_ious, track_viou
+from rewards.tracks import MAX_BOXES, mean, parse_track, success, success_area, track_ious, track_viou, tube_viou
 
 BOX = [10, 20, 60, 90]
 side = st.integers(0, 50)
@@ -75,6 +75,65 @@ def test_a_right_box_never_lowers_and_a_box_nobody_asked_for_never_raises(
             assert rule({**p, key: g[key]}) >= rule(p) - 1e-12
         else:
             assert rule({**p, key: box}) <= rule({k: b for k, b in p.items() if k != key}) + 1e-12
+
+
+Boxes = dict[float, tuple[float, ...]]
+times = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda pair: (min(pair), max(pair) + 1))
+
+
+def _official(p: Boxes, p_time: tuple[int, int], g: Boxes, g_time: tuple[int, int]) -> float:
+    """VidSTG: one frame a second, the sum over the frames in both times, over the frames in either."""
+    mine, true = set(range(*p_time)), set(range(*g_time))
+    return sum(box_iou(p[float(k)], g[float(k)]) for k in mine & true if float(k) in p) / len(mine | true)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tracks, times, times, st.lists(boxes, min_size=14, max_size=14), st.sampled_from([0.25, 1.0, 2.5]))
+def test_tube_viou_is_that_of_vidstg(p: Boxes, p_time: tuple[int, int], g_time: tuple[int, int], some: list[tuple[float, ...]],
+                                     step: float) -> None:
+    g = {float(k): some[k] for k in range(*g_time)}
+    expected = _official(p, p_time, g, g_time)
+    assert tube_viou(p, p_time, g, g_time) == pytest.approx(expected)
+
+    def scaled(values: Boxes) -> Boxes:
+        return {key * step: box for key, box in values.items()}
+
+    theirs, mine = (tuple(step * t for t in time) for time in (g_time, p_time))
+    assert tube_viou(scaled(p), mine, scaled(g), theirs, step) == pytest.approx(expected), "in any unit of time"
+    assert tube_viou(p, p_time[::-1], g, g_time) == pytest.approx(expected), "pairs are sorted"
+
+
+@settings(max_examples=200, deadline=None)
+@given(tracks, st.tuples(st.floats(0, 20), st.floats(0, 20)), times, boxes, st.floats(0, 1), st.booleans(), st.booleans())
+def test_a_tube_gains_by_the_right_time_only(p: Boxes, said: tuple[float, float], g_time: tuple[int, int],
+                                             box: tuple[float, ...], share: float, first: bool, closed: bool) -> None:
+    """Moving an end toward the true one never lowers; a box outside the predicted time changes nothing; a right box never
+    lowers; and no time is worth more than the true one."""
+    g, said = {float(k): box for k in range(g_time[0], g_time[1] + closed)}, (min(said), max(said))
+    value = tube_viou(p, said, g, g_time)
+    assert 0 <= value <= 1 + 1e-12
+    ends = list(said)
+    ends[not first] += share * (g_time[not first] - ends[not first])
+    if ends[0] < ends[1] and min(said[1], g_time[1]) > max(said[0], g_time[0]):
+        assert tube_viou(p, ends, g, g_time) >= value - 1e-9
+    assert tube_viou(p, g_time, g, g_time) >= value - 1e-9
+    outside = {key: b for key, b in p.items() if said[0] - 0.1 < key < said[1] + 0.1}
+    assert tube_viou(outside, said, g, g_time) == pytest.approx(value)
+    assert tube_viou({**p, float(g_time[0]): box}, said, g, g_time) >= value - 1e-12
+    assert tube_viou(g, g_time, g, g_time) == pytest.approx(1)
+
+
+def test_tubes_by_hand() -> None:
+    square = (0.0, 0.0, 10.0, 10.0)
+    truth = {float(k): square for k in range(2, 6)}
+    for said, value in (((2, 6), 1.0), ((80, 90), 0.0), ((0, 100), 4 / 100), ((4, 6), 0.5), ((5, 7), 1 / 5), ((2, 2.001), 1 / 4),
+                        ((4, 4), 0.0), ((6, 2), 1.0), ((2, 6.5), 4 / 4.5)):
+        assert tube_viou(truth, said, truth, (2, 6)) == pytest.approx(value), said
+    assert tube_viou({**truth, 6.0: square}, (2, 6), {**truth, 6.0: square}, (2, 6)) == pytest.approx(1), "a key at the end"
+    rounded = {float(k): square for k in range(2, 8)}
+    assert tube_viou(rounded, (2.3, 6.7), rounded, (2.3, 6.7)) == pytest.approx(1), "keys rounded outward"
+    assert tube_viou(rounded, (80, 90), rounded, (2.3, 6.7)) == 0
+    assert tube_viou({}, (2, 6), truth, (2, 6)) == 0 == tube_viou(truth, (2, 6), {}, (2, 6))
 
 
 def test_one_easy_frame_of_sixteen_scores_a_sixteenth() -> None:

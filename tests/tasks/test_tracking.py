@@ -141,7 +141,9 @@ def test_tube_modes() -> None:
     every = {k: BOX for k in range(4, 8)}
     longer = _said({**every, 9: BOX, 10: BOX}, time=[4, 8])
     assert SpatioTemporalGrounding().score(_tube(), longer, _ctx()).parts["accuracy"] == 1
-    assert SpatioTemporalGrounding(mode="viou").score(_tube(), longer, _ctx()).parts["accuracy"] == pytest.approx(4 / 6)
+    assert SpatioTemporalGrounding(mode="viou").score(_tube(), longer, _ctx()).parts["accuracy"] == 1, "outside its own time"
+    longer = _said({**every, 9: BOX, 10: BOX}, time=[4, 11])
+    assert SpatioTemporalGrounding(mode="viou").score(_tube(), longer, _ctx()).parts["accuracy"] == pytest.approx(4 / 7)
     wide = _said(every, time=[0, 16])
     assert SpatioTemporalGrounding().score(_tube(), wide, _ctx()).parts["accuracy"] == pytest.approx(0.5 * 0.25 + 0.5)
     weighted = SpatioTemporalGrounding(accuracy={"time_weight": 0}).score(_tube(), wide, _ctx())
@@ -150,6 +152,27 @@ def test_tube_modes() -> None:
                                                                     f"<think>x</think>{_said({4: AWAY, 5: AWAY}, time=[4, 8])}",
                                                                     _ctx())
     assert structured.parts == pytest.approx({"accuracy": 0.5, "format": 1, "structure": 0.375})
+
+
+@pytest.mark.parametrize(("time", "viou", "tiou"), [
+    ([4, 8], 1, 1), ([12, 14], 0, 0), ([80, 90], 0, 0), ([0, 16], 4 / 16, 4 / 16), ([6, 8], 0.5, 0.5), ([6, 10], 2 / 6, 2 / 6),
+    ([5, 5], 0, 0), ([4, 4.01], 1 / 4, 0.0025), ([8, 4], 1, 1), ([-3, 8], 0.5, 0.5), ([0, 900], 4 / 16, 4 / 16)])
+def test_right_boxes_at_another_time_are_no_tube(time: list[float], viou: float, tiou: float) -> None:
+    """VidSTG's vIoU: only what lies in both times counts, over the union of both."""
+    said = _said({k: BOX for k in range(4, 8)}, time=time)
+    task, strict = SpatioTemporalGrounding(), SpatioTemporalGrounding(mode="viou")
+    score = task.score(_tube(), said, _ctx())
+    assert score.metrics["viou"] == pytest.approx(viou) and score.metrics["tiou"] == pytest.approx(tiou)
+    assert score.metrics["correct"] == (viou >= 0.5) and score.metrics["viou@0.5"] == (viou > 0.5)
+    assert strict.score(_tube(), said, _ctx()).parts["accuracy"] == pytest.approx(viou)
+    assert score.parts["accuracy"] == pytest.approx(0.5 * tiou + 0.5), "mode mean keeps time and boxes apart"
+
+
+def test_the_step_of_a_tube_is_the_unit_of_its_time() -> None:
+    fine = Sample("1", "st_grounding", "s", "a dog", {"time": [4.0, 6.0], "boxes": {str(k / 2): list(BOX) for k in range(8, 12)}},
+                  videos=("v.mp4",), params={**FACTS, "step": 0.5})
+    said = _said({k / 2: BOX for k in range(8, 12)}, time=[4, 7])
+    assert SpatioTemporalGrounding().score(fine, said, _ctx()).metrics["viou"] == pytest.approx(4 / 6)
 
 
 def test_prompts_say_times_boxes_and_the_first_box() -> None:

@@ -1,6 +1,9 @@
 """Pixel budgets against qwen-vl-utils, resizing against torchvision."""
 from __future__ import annotations
 
+import mmrl  # noqa: F401  (first: it lets torchvision, which qwen_vl_utils imports, load beside a CPU torch)
+
+# isort: split
 import random
 
 import numpy as np
@@ -10,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_vl_utils import vision_process
 
-import mmrl  # noqa: F401  (lets torchvision load beside a CPU torch)
 import video.budget
 from mmrl.errors import ConfigError, MediaError
 from video.budget import frame_pixels, resize_frames, smart_resize

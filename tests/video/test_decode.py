@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from assets.make_video_fixtures import FOLDER, HEIGHT, WIDTH, draw, encode, frame_number
 from mmrl.errors import ConfigError, MediaError, MissingExtraError
 from tests.video.decoder_kit import needs
+from video import decode, probing
 from video.decode import choose_decoder, probe, read_clip
 from video.decoders import DECODERS, decode_frames, refusal
 from video.probing import scan, upright
@@ -190,6 +193,78 @@ def test_a_replaced_file_is_read_anew(tmp_path: Path) -> None:
     assert probe(path).frames == 100
     path.write_bytes((FOLDER / "three_frames.mp4").read_bytes())
     assert probe(path).frames == 3
+
+
+def padded(data: bytes, size: int) -> bytes:
+    """An MP4 made longer by a box that is skipped."""
+    return data + (size - len(data)).to_bytes(4, "big") + b"free" + bytes(size - len(data) - 8)
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """In place: same inode, and the time of the content put back."""
+    with path.open("r+b") as handle:
+        handle.write(data)
+    os.utime(path, ns=(10**18, 10**18))
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_file_overwritten_in_place_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: bool) -> None:
+    """Same size, inode and time of content: the time of change tells, and a file just changed is not remembered at all."""
+    if settled:
+        monkeypatch.setattr(time, "time_ns", lambda: 1 << 62)  # every file counts as old
+    contents = [(FOLDER / name).read_bytes() for name in ("counter.mp4", "three_frames.mp4")]
+    size = max(map(len, contents)) + 64
+    path = tmp_path / "a.mp4"
+    path.write_bytes(padded(contents[0], size))
+    os.utime(path, ns=(10**18, 10**18))
+    assert probe(path).frames == 100
+    if settled:
+        time.sleep(0.02)  # file systems count time in steps of some milliseconds
+    before = path.stat()
+    overwrite(path, padded(contents[1], size))
+    after = path.stat()
+    assert (before.st_size, before.st_ino, before.st_mtime_ns) == (after.st_size, after.st_ino, after.st_mtime_ns)
+    assert probe(path).frames == 3
+
+
+def test_an_index_is_kept_for_a_file_at_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.mp4"
+    path.write_bytes((FOLDER / "three_frames.mp4").read_bytes())
+    assert scan(path) is not scan(path), "changed a moment ago"
+    monkeypatch.setattr(time, "time_ns", lambda: 1 << 62)
+    kept = scan(path)
+    assert scan(path) is kept
+    monkeypatch.setattr(probing, "_MOST_KEPT", 2)
+    others = [tmp_path / name for name in ("b.mp4", "c.mp4")]
+    for other in others:
+        other.write_bytes(path.read_bytes())
+    first = scan(others[0])
+    assert scan(path) is kept, "asked for again: the newest"
+    scan(others[1])
+    assert scan(path) is kept and scan(others[0]) is not first, "the one not asked for the longest goes"
+    probing.forget()
+    assert scan(path) is not kept
+
+
+class _Counted(np.ndarray):
+    """A frame that counts how often its size is asked for."""
+
+    asked = 0
+
+    @property
+    def nbytes(self) -> int:
+        _Counted.asked += 1
+        return self.size * self.itemsize
+
+
+def test_stacking_frames_takes_linear_time_and_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_CHUNK_BYTES", 700 * 12)
+    monkeypatch.setattr(_Counted, "asked", 0)
+    frames = [np.full((2, 2, 3), n % 251, np.uint8).view(_Counted) for n in range(1500)]
+    pieces = list(decode._chunks(iter(frames)))
+    assert [len(piece) for piece in pieces] == [700, 700, 100]
+    assert np.array_equal(np.concatenate(pieces)[:, 0, 0, 0], np.arange(1500) % 251)
+    assert _Counted.asked <= 2 * len(frames)
 
 
 def test_auto_and_unknown_decoders() -> None:

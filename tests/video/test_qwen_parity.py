@@ -4,6 +4,9 @@ Its resizing is torchvision's older one in float32; the processors of transforme
 """
 from __future__ import annotations
 
+import mmrl  # noqa: F401  (first: it lets torchvision, which qwen_vl_utils imports, load beside a CPU torch)
+
+# isort: split
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +14,11 @@ import numpy as np
 import pytest
 from qwen_vl_utils import process_vision_info, vision_process
 
-import mmrl  # noqa: F401  (lets torchvision load beside a CPU torch)
 from assets.make_video_fixtures import FOLDER
 from tests.video.decoder_kit import needs
 from video.budget import frame_pixels, resize_frames, smart_resize
-from video.decode import read_clip
-from video.sampling import FrameSampling
+from video.decode import probe, read_clip
+from video.sampling import FrameSampling, sample_rate, select_frames
 
 CLIPS = ("counter.mp4", "ntsc.mp4", "vp9.webm", "bt709.mp4", "turned_90.mp4", "two_frames.mp4")
 
@@ -50,13 +52,28 @@ def test_frames_and_pixels_are_those_of_fetch_video(name: str, fields: dict[str,
                                                     reader: str) -> None:
     budget = {"min_pixels": 4 * 28 * 28, "total_pixels": 64 * 28 * 28}
     ask = {"video": str(FOLDER / name), **element, **budget}
-    (frames_TCHW, metadata), _ = vision_process.fetch_video(ask, return_video_sample_fps=True, return_video_metadata=True)
+    (frames_TCHW, metadata), sampled = vision_process.fetch_video(ask, return_video_sample_fps=True, return_video_metadata=True)
     rgb_THWC, indices, fps = ours(name, fields, budget, 28)
     assert list(indices) == list(metadata["frames_indices"])
     assert fps == pytest.approx(metadata["fps"], rel=1e-3)  # torchcodec measures rounded milliseconds
+    info = probe(FOLDER / name)
+    rate = sample_rate(info.timestamps_s, FrameSampling.from_mapping(fields), indices, info.fps, info.duration_s)
+    assert rate == pytest.approx(float(sampled), rel=1e-3)
     assert frames_TCHW.shape == (len(indices), 3, *rgb_THWC.shape[1:3])
     difference = np.abs(frames_TCHW.permute(0, 2, 3, 1).numpy() - rgb_THWC)
     assert difference.max() <= 2 and difference.mean() <= 0.25  # observed 0
+
+
+@pytest.mark.parametrize(("start", "end"), [(1.0, 3.0), (1.01, 1.49), (0.5, 4.0)])
+def test_the_sampled_rate_of_a_part(start: float, end: float, reader: str) -> None:
+    """Frames shown of the frames of the part, 51 of 2 seconds at 25 a second: 1.9608 and not 2."""
+    ask = {"video": str(FOLDER / "counter.mp4"), "fps": 2.0, "video_start": start, "video_end": end, "min_pixels": 4 * 28 * 28}
+    _, sampled = vision_process.fetch_video(ask, return_video_sample_fps=True)
+    info, sampling = probe(FOLDER / "counter.mp4"), FrameSampling(fps=2.0, start=start, end=end)
+    indices = select_frames(info.timestamps_s, sampling, fps=info.fps, duration_s=info.duration_s)
+    rate = sample_rate(info.timestamps_s, sampling, indices, info.fps, info.duration_s)
+    assert rate == pytest.approx(float(sampled), rel=1e-6)
+    assert start != 1.0 or rate == pytest.approx(4 / 51 * 25)
 
 
 @pytest.mark.parametrize(("patch", "budget"), [

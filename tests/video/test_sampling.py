@@ -1,6 +1,9 @@
 """Which frames are chosen: against qwen-vl-utils' own functions, and properties that hold for every clip and request."""
 from __future__ import annotations
 
+import mmrl  # noqa: F401  (first: it lets torchvision, which qwen_vl_utils imports, load beside a CPU torch)
+
+# isort: split
 import itertools
 import math
 from typing import Any
@@ -12,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_vl_utils.vision_process import calculate_video_frame_range, smart_nframes
 
-import mmrl  # noqa: F401  (lets torchvision, which qwen_vl_utils imports, load beside a CPU torch)
 from mmrl.errors import ConfigError, MediaError
-from video.sampling import KINDS, FrameSampling, constant_fps, is_variable, select_frames
+from video.sampling import KINDS, FrameSampling, constant_fps, is_variable, sample_rate, select_frames
 
 RATES = st.sampled_from([1.0, 5.0, 10.0, 15.0, 24000 / 1001, 24.0, 25.0, 30000 / 1001, 30.0, 50.0, 60000 / 1001, 60.0, 120.0])
 
@@ -56,6 +58,43 @@ def test_uniform_gives_the_indices_of_qwen_vl_utils(count: int, fps: float, numb
     except ValueError:
         return
     assert list(select_frames(steady(count, fps), FrameSampling("uniform", num_frames=number))) == expected
+
+
+@settings(max_examples=150)
+@given(count=st.integers(2, 3000), fps=RATES, wanted=st.floats(0.1, 30), number=st.one_of(st.none(), st.integers(1, 64)),
+       part=st.one_of(st.none(), st.tuples(st.floats(0, 1), st.floats(0, 1))))
+def test_the_sampled_rate_is_that_of_qwen_vl_utils(count: int, fps: float, wanted: float, number: int | None,
+                                                   part: tuple[float, float] | None) -> None:
+    request: dict[str, Any] = {"fps": wanted} if number is None else {"nframes": number}
+    fields: dict[str, Any] = {"fps": wanted} if number is None else {"num_frames": number}
+    if part is not None and min(part) < max(part):
+        request |= {"video_start": min(part) * count / fps, "video_end": max(part) * count / fps}
+        fields |= {"start": request["video_start"], "end": request["video_end"]}
+    try:
+        _, _, total = calculate_video_frame_range(request, count, fps)
+        frames = smart_nframes({"max_frames": 768, **request} if number is None else request, total_frames=total, video_fps=fps)
+    except ValueError:
+        return
+    times, sampling = steady(count, fps), FrameSampling.from_mapping(fields)
+    rate = sample_rate(times, sampling, select_frames(times, sampling, fps=fps), fps, count / fps)
+    assert rate == frames / max(total, 1e-6) * fps  # as its readers have it
+
+
+def test_the_sampled_rate_of_other_kinds_is_the_mean_spacing() -> None:
+    times = steady(100, 25)
+    assert sample_rate(times, FrameSampling("all"), range(100)) == pytest.approx(25)
+    assert sample_rate(times, FrameSampling("keyframes"), (0, 12, 50)) == pytest.approx(1)
+    moments = FrameSampling("timestamps", timestamps=(1.0, 1.5, 3.0))
+    assert sample_rate(times, moments, select_frames(times, moments)) == pytest.approx(1)
+    late = FrameSampling("timestamps", timestamps=(1.0, 1.0), start=1.0, end=3.0)  # one frame, twice, of 2 seconds
+    assert sample_rate(times, late, select_frames(times, late)) == pytest.approx(1)
+    assert sample_rate([0.0], FrameSampling("all"), (0,), 10.0, 0.1) == pytest.approx(10)
+    slow = np.concatenate([np.arange(10.0), 10 + steady(300, 30)])
+    sampling = FrameSampling(fps=2, start=10.0)
+    chosen = select_frames(slow, sampling)
+    assert sample_rate(slow, sampling, chosen) == pytest.approx((len(chosen) - 1) / (slow[chosen[-1]] - slow[chosen[0]]))
+    with pytest.raises(MediaError, match="found none"):
+        sample_rate([], FrameSampling(), ())
 
 
 def gaps() -> st.SearchStrategy[list[float]]:
@@ -127,6 +166,52 @@ def test_a_variable_rate_is_spread_over_time(gaps: list[float], number: int) -> 
     count = len(chosen)
     for moment, index in zip(np.linspace(0, times[-1], count), chosen, strict=True):
         assert times[index] <= moment + 2e-6 and (index == len(times) - 1 or times[index + 1] > moment - 2e-6)
+
+
+def test_the_part_of_a_variable_rate_has_as_many_frames_as_its_seconds() -> None:
+    """10 s at 1 frame per second, then 10 s at 30."""
+    times = np.concatenate([np.arange(10.0), 10 + steady(300, 30)])
+    counts = [len(select_frames(times, FrameSampling(fps=2, start=start, end=end))) for start, end in
+              ((None, None), (None, 10.0), (10.0, 20.0), (10.0, None), (12.0, 15.0), (5.0, 15.0), (19.0, 500.0))]
+    assert counts == [40, 10, 20, 20, 6, 20, 4]  # never more than the part holds, at least min_frames 4
+
+
+@settings(max_examples=150)
+@given(gaps=st.lists(st.floats(0.01, 0.3), min_size=20, max_size=80), bounds=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+       fps=st.floats(0.5, 5))
+def test_frames_of_a_variable_part_are_seconds_times_rate(gaps: list[float], bounds: tuple[float, float], fps: float) -> None:
+    times = np.concatenate([[0.0], np.cumsum(gaps)])
+    start, end = (float(share * times[-1]) for share in sorted(bounds))
+    if not is_variable(times) or end - start < 0.1:
+        return
+    chosen = select_frames(times, FrameSampling(fps=fps, start=start, end=end, min_frames=1, factor=1))
+    inside = int(((times >= start - 1e-6) & (times <= end + 1e-6)).sum())
+    assert len(chosen) == max(1, min(inside, math.floor((end - start) * fps + 1e-5)))
+
+
+def test_a_dropped_frame_hardly_matters() -> None:
+    whole = steady(250, 25)
+    dropped = np.delete(whole, 100)
+    assert is_variable(dropped) and not is_variable(whole)
+    for start, end in ((0.0, 10.0), (1.0, 3.0), (2.0, 8.0), (8.0, 10.0)):
+        sampling = FrameSampling(fps=2, start=start, end=end)
+        assert abs(len(select_frames(dropped, sampling)) - len(select_frames(whole, sampling))) <= sampling.factor
+
+
+def test_the_frame_on_screen_at_the_start_may_begin_before_it() -> None:
+    """The rule for times relative to the part: such a frame counts as shown from its beginning."""
+    slow = np.arange(10.0)
+    for sampling, indices in ((FrameSampling(start=1.3, end=1.6), (1,)),
+                              (FrameSampling("timestamps", start=1.3, timestamps=(1.3, 2.5)), (1, 2)),
+                              (FrameSampling("all", start=1.3, end=1.6), (1,))):
+        assert select_frames(slow, sampling) == indices and slow[1] < 1.3
+    uneven = np.array([0.0, 1.0, 4.0, 4.5, 9.0])
+    assert select_frames(uneven, FrameSampling(start=2.0, end=3.0)) == (1,)
+    assert select_frames(uneven, FrameSampling("all", start=2.0)) == (2, 3, 4), "frames that begin inside come first"
+
+
+def test_uniform_is_bounded_by_its_own_number() -> None:
+    assert len(select_frames(steady(300, 30), FrameSampling("uniform", num_frames=16, max_frames=8))) == 16
 
 
 def test_short_clips_and_parts() -> None:

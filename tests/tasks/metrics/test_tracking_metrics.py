@@ -101,6 +101,10 @@ def test_tubes(tmp_path: Path) -> None:
                                                                                                                             sample,
                                                                                                                             None)]
     assert task.benchmark(pairs, tmp_path) == pytest.approx({"m_tIoU": 0.5, "m_vIoU": 0.5, "vIoU@0.3": 2 / 3, "vIoU@0.5": 1 / 3})
+    apart = [_score(task, sample, {"2": box, "3": box}, time=time) for time in ([6, 8], [2, 6], [0, 9], [3, 5])]
+    assert task.benchmark(apart, tmp_path) == pytest.approx({
+        "m_tIoU": (0 + 2 / 4 + 2 / 9 + 1 / 3) / 4, "m_vIoU": (0 + 2 / 4 + 2 / 9 + 1 / 3) / 4, "vIoU@0.3": 2 / 4, "vIoU@0.5": 0})
+    task.benchmark(pairs, tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "st_grounding.jsonl").read_text().splitlines()]
     assert rows[1]["pred"] == {"time": [2, 3], "boxes": {"2": box}} and rows[2]["pred"] is None and task.benchmark([],
                                                                                                                    tmp_path) == {}
