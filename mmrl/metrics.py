@@ -15,7 +15,7 @@ import torch
 
 from mmrl.algorithms import has_signal
 from mmrl.offline import is_right, on_policy
-from mmrl.schedule import StepTally, accuracies, is_usable, score_of
+from mmrl.schedule import StepTally, accuracies, score_of
 from mmrl.scoring import is_reward_failure
 from mmrl.types import Group, StopReason
 from mmrl.update import SourceStats, UpdateResult
@@ -66,7 +66,8 @@ def _contrast(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     if not groups:
         return {}
     plain, changed = _mean([r["plain"] for r in measured]), _mean([r["changed"] for r in measured])
-    return {"contrast/rolled_out": _mean([r["rolled_out"] for r in groups.values()]), "contrast/plain": plain, "contrast/changed": changed,
+    return {"contrast/rolled_out": _mean([r["rolled_out"] for r in groups.values()]),
+            "contrast/plain": plain, "contrast/changed": changed,
             "contrast/gap": None if plain is None or changed is None else plain - changed}
 
 

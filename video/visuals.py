@@ -169,11 +169,10 @@ class VisualCache:
         return make_key(**part, sampling=sampling.key(), bounds=list(bounds), decoder=self.settings.decoder)
 
     def _reference(self, kind: str, path: str, sampling: FrameSampling | None) -> Visual:
-        if not os.path.exists(path):  # said by the reader, with its mend
-            if sampling is None:
-                open_image(path)
-            else:
-                read_clip(path, sampling)
+        if sampling is None and not os.path.isfile(path):  # said by the reader, with its mend
+            open_image(path)
+        elif sampling is not None and not os.path.exists(path):
+            read_clip(path, sampling)
         for attempt in (1, 2):
             content = content_digest(path, self.store)
             key = self._key(kind, path, sampling, content)
