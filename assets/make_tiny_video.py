@@ -2,10 +2,11 @@
 
     python -m assets.make_tiny_video [--resume]            (about half an hour on one CPU core; seeded)
 
-Two runs of `mmrl sft` (configs/video_warmstart.yaml) on generated clips (tasks.clips): which way a shape moves, what comes after
+Three runs of `mmrl sft` (configs/video_warmstart.yaml) on generated clips (tasks.clips): which way a shape moves, what comes after
 what, when a shape is there, where it is. The first draws motions that go out at one edge and in at the other, so that not even
 a frame of known place tells the answer; at this size it learns times and boxes, and no direction. The second draws motions
-inside the picture: the order of the frames tells the answer, one frame of unknown place does not. The ends of spans are off by a
+inside the picture: the order of the frames tells the answer, one frame of unknown place does not. The third, a short one, asks
+for one of four moving shapes and leaves the model unsure. The ends of spans are off by a
 second now and then, and boxes are drawn with a margin and a shaky hand, as in assets/make_tiny_vlm_mixed.py. Weights are kept
 in bf16. `--resume` keeps finished stages and clips of an earlier run.
 """
@@ -33,9 +34,11 @@ TASKS: dict[str, dict[str, Any]] = {
     "track": {"grid": 2}}
 """Clips of each task: events on whole seconds, a box every two seconds."""
 STRICT: dict[str, dict[str, Any]] = {**TASKS, "direction": {}, "order": {}}
+CROWDED: dict[str, dict[str, Any]] = {**TASKS, "direction": {**TASKS["direction"], "distractors": 3}}
 STAGES: tuple[tuple[int, dict[str, dict[str, Any]], dict[str, float]], ...] = (
     (1100, STRICT, {"direction": 2.0, "order": 2.0, "appear": 1.0, "track": 0.6}),
     (700, TASKS, {"direction": 2.0, "order": 2.0, "appear": 0.4, "track": 1.0}),
+    (250, CROWDED, {"direction": 3.0, "order": 0.1, "appear": 0.4, "track": 1.0}),
 )
 """Steps, clips and weights of each stage."""
 
@@ -95,8 +98,8 @@ def main() -> None:
             continue
         sources = []
         for place, task in enumerate(TASKS):
-            same = number and settings[task] == STAGES[0][1][task]
-            folder = options.work / f"clips_{1 if same else number + 1}" / task
+            first = next(i for i, (_, earlier, _) in enumerate(STAGES, 1) if earlier[task] == settings[task])
+            folder = options.work / f"clips_{first}" / task
             loose = loose_clips(folder, task, settings[task], options, options.seed + 3001)
             sources += [f"data.train.{place}.path={loose}", f"data.train.{place}.weight={weights[task]}"]
         subprocess.run([sys.executable, "-m", "mmrl.cli.main", "sft", "configs/video_warmstart.yaml", f"model.path={start}",

@@ -9,17 +9,15 @@ after with intervals (paired, 95 %) and the path of the report, whose filmstrips
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from assets.make_tiny_video import TASKS, clips
+from assets.make_tiny_video import CROWDED, clips
 from scripts.demo_mixed import ROOT, run_demo
 
 FOLDER = ROOT / "runs" / "video_data"
 
 
-USED: dict[str, dict[str, Any]] = {"appear": TASKS["appear"], "track": TASKS["track"],
-                                   "direction": {**TASKS["direction"], "distractors": 3}}
-"""What is trained on: as in the warm start, but directions among three other moving shapes."""
+USED = {task: CROWDED[task] for task in ("appear", "track", "direction")}
+"""What is trained on: as at the end of the warm start."""
 
 
 def make_data(folder: Path = FOLDER, *, train: int = 600, held_out: int = 80) -> None:
