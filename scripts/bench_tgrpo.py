@@ -1,6 +1,6 @@
 """T-GRPO against GRPO on questions that only the order of frames answers: accuracy, and the gap to shuffled frames.
 
-    OMP_NUM_THREADS=1 python -m scripts.bench_tgrpo [--steps 150] [--seeds 3] [--jobs 2]
+    OMP_NUM_THREADS=1 python -m scripts.bench_tgrpo [--steps 400] [--seeds 3] [--jobs 2]
 
 Each run is `mmrl train configs/tgrpo_tiny.yaml` in a process of its own on one thread: `t_grpo` as it is, `grpo` without
 contrast. Held-out accuracy on ordered frames (sampled,
