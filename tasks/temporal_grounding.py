@@ -97,7 +97,7 @@ def _has_time(value: Any, predicted: Prediction, sample: Sample) -> float:
 
 @register("temporal_grounding")
 class TemporalGrounding(AnswerTask):
-    """When does it happen? Beside the parameters of AnswerTask:
+    """Say when it happens. Beside the parameters of AnswerTask:
 
     mode        union (default), matched or near, see rewards.temporal
     spelling    list (default), to, json, start_end or clock: what is asked for, see tasks.spans

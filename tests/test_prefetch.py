@@ -206,6 +206,8 @@ def test_closing_ends_every_process_and_everybody_who_waits(tmp_path: Path) -> N
 
 
 PARENT = """
+    import signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
     import sys, time
     from pathlib import Path
     from mmrl.prefetch import Media, Prefetcher
