@@ -346,11 +346,16 @@ class SerialSchedule:
             if changed is None:
                 continue
             probe = not c.skip or bool(np.random.default_rng((self.config.seed, 23, *group.key)).random() < c.measure)
-            groups[number] = replace(group, view=c.kind, probe=probe)
             top = max(1.0, opened.task.member(group.sample.task).value_range[1])
             if probe or needs_contrast(accuracies(on_policy(group.trajectories)), contrast_settings(self.config), top=top):
-                self.policy.encoder.visuals.lease(changed.visuals, self.policy.tower())
+                try:  # features of the plain view may have been enough so far: a changed one may need the pixels again
+                    self.policy.encoder.visuals.lease(changed.visuals, self.policy.tower())
+                except MediaError as error:
+                    self.tally.failures.append({"step": step, "source": group.sample.source, "id": group.sample.id,
+                                                "reason": f"no {c.kind} view: MediaError: {error}"})
+                    continue
                 asked.append((number, replace(opened, prompt=changed)))
+            groups[number] = replace(group, view=c.kind, probe=probe)
         count = c.group_size or max(1, self.config.rollout.group_size // 2)
         written = self._answers([o for _, o in asked], [count] * len(asked), 4, step)
         for (number, _), found in zip(asked, written, strict=True):

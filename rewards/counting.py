@@ -8,7 +8,6 @@ any other.
 """
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections import Counter
@@ -18,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.errors import ConfigError, did_you_mean
+from mmrl.errors import ConfigError
 from rewards.matching import hungarian_pairs
+from rewards.modes import by_mode
 
 __all__ = [
     "CountParse", "CountingReward", "MAX_COUNT", "MODES", "closeness", "make_counting_reward", "parse_count",
@@ -181,11 +181,4 @@ MODES: Mapping[str, Callable[..., CountingReward]] = {
 
 def make_counting_reward(mode: str = "exact", **params: Any) -> CountingReward:
     """The counting reward called `mode`. Parameters: smooth(power); the others have none. Raises ConfigError."""
-    if mode not in MODES:
-        raise ConfigError(f"unknown counting mode {mode!r}; expected one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
-    known = list(inspect.signature(MODES[mode]).parameters)
-    for name in params:
-        if name not in known:
-            raise ConfigError(f"unknown parameter {name!r} of counting mode {mode!r}; expected "
-                              f"{', '.join(known) or 'none'}.{did_you_mean(name, known)}")
-    return MODES[mode](**params)
+    return by_mode("counting", MODES, mode, params)

@@ -13,7 +13,6 @@ box with a wrong label is a false positive. What the papers' own code does other
 """
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from rewards.matching import (
     most_pairs,
     near_copies,
 )
+from rewards.modes import by_mode
 from rewards.objects import normalise_label
 
 if TYPE_CHECKING:
@@ -358,14 +358,7 @@ def make_detection_reward(mode: str = "f1", **params: Any) -> DetectionReward:
     perception_r1().
     Raises ConfigError for an unknown mode or parameter and for values out of range.
     """
-    if mode not in MODES:
-        raise ConfigError(f"unknown detection mode {mode!r}; expected one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
-    known = list(inspect.signature(MODES[mode]).parameters)
-    for name in params:
-        if name not in known:
-            raise ConfigError(f"unknown parameter {name!r} of detection mode {mode!r}; expected "
-                              f"{', '.join(known) or 'none'}.{did_you_mean(name, known)}")
-    return MODES[mode](**params)
+    return by_mode("detection", MODES, mode, params)
 
 
 def detection_metrics(pair: Comparison, threshold: float = 0.5) -> dict[str, float]:

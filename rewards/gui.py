@@ -14,7 +14,6 @@ Without truth, `region_votes` pays agreement among the answers of one group (GUI
 """
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.errors import ConfigError, did_you_mean
+from mmrl.errors import ConfigError
+from rewards.modes import by_mode
 from rewards.parsing import MAX_ANSWER_CHARS, MAX_COORDINATE, Box, load_json, parse_boxes, strip_fence
 
 __all__ = [
@@ -207,14 +207,7 @@ MODES: Mapping[str, Callable[..., PointReward]] = {
 
 def make_point_reward(mode: str, **params: Any) -> PointReward:
     """The reward of `mode`. Raises ConfigError for unknown modes and parameters, and for values out of range."""
-    if mode not in MODES:
-        raise ConfigError(f"unknown accuracy mode {mode!r}; expected {', '.join(MODES)}.{did_you_mean(str(mode), MODES)}")
-    known = list(inspect.signature(MODES[mode]).parameters)
-    for name in params:
-        if name not in known:
-            raise ConfigError(f"unknown parameter {name!r} of mode {mode}; expected {', '.join(known) or 'none'}."
-                              f"{did_you_mean(name, known)}")
-    return MODES[mode](**params)
+    return by_mode("accuracy", MODES, mode, params)
 
 
 # without truth

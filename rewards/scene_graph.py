@@ -14,7 +14,6 @@ R1-SGG's shares are over the truth only, so that a flood of nodes or edges is fr
 """
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmrl.errors import ConfigError, did_you_mean
+from mmrl.errors import ConfigError
 from rewards.detection import compare
 from rewards.matching import forbid_copies, hungarian_pairs, matched_sum
+from rewards.modes import by_mode
 from rewards.objects import normalise_label
 
 if TYPE_CHECKING:
@@ -200,15 +200,7 @@ def make_scene_graph_reward(mode: str = "f1", **params: Any) -> SceneGraphReward
     Parameters: f1 and r1_sgg_hard(threshold, node_weight, edge_weight), r1_sgg_soft(words, node_weight, edge_weight).
     Raises ConfigError for an unknown mode or parameter and for values out of range.
     """
-    if mode not in MODES:
-        raise ConfigError(f"unknown scene graph mode {mode!r}; expected one of {', '.join(MODES)}."
-                          f"{did_you_mean(mode, MODES)}")
-    known = list(inspect.signature(MODES[mode]).parameters)
-    for name in params:
-        if name not in known:
-            raise ConfigError(f"unknown parameter {name!r} of scene graph mode {mode!r}; expected "
-                              f"{', '.join(known)}.{did_you_mean(name, known)}")
-    return MODES[mode](**params)
+    return by_mode("scene graph", MODES, mode, params)
 
 
 def graph_metrics(predicted: Graph, true: Graph, threshold: float = 0.5) -> dict[str, float]:

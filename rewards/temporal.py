@@ -17,12 +17,11 @@ For one span and one truth, union and matched are max(0, min(e) - max(s)) / (max
 """
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mmrl.errors import ConfigError, did_you_mean
+from rewards.modes import by_mode
 from rewards.times import Span
 
 __all__ = [
@@ -151,11 +150,4 @@ MODES: Mapping[str, Callable[..., SpanReward]] = {"union": _union, "matched": _m
 
 def make_span_reward(mode: str, **params: Any) -> SpanReward:
     """The reward of `mode`. Raises ConfigError for unknown modes and parameters."""
-    if mode not in MODES:
-        raise ConfigError(f"unknown accuracy mode {mode!r}; expected {', '.join(MODES)}.{did_you_mean(str(mode), MODES)}")
-    known = list(inspect.signature(MODES[mode]).parameters)
-    for name in params:
-        if name not in known:
-            raise ConfigError(f"unknown parameter {name!r} of mode {mode}; expected {', '.join(known) or 'none'}."
-                              f"{did_you_mean(name, known)}")
-    return MODES[mode](**params)
+    return by_mode("accuracy", MODES, mode, params)

@@ -15,7 +15,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -40,16 +39,13 @@ SCHEMA = 2
 
 @dataclass
 class VisualStats:
-    """What was asked of a cache in this process, and the seconds spent."""
+    """What was asked of a cache in this process."""
 
     built: int = 0
     recalled: int = 0
     encoded: int = 0
     features_recalled: int = 0
     uncached: int = 0
-    build_s: float = 0.0
-    load_s: float = 0.0
-    tower_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -193,11 +189,11 @@ class VisualCache:
         if (found := self._leased.get(key) or self._pixels.get(key)) is not None:
             self.stats.recalled += 1
             return found
-        began, before = time.perf_counter(), self.stats.built
+        before = self.stats.built
 
         def build() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             self.stats.built += 1
-            return self._build_image(path) if kind == "image" else self._build_video(path, sampling or self.settings.sampling)
+            return self._build_image(path) if sampling is None else self._build_video(path, sampling)
 
         if self.store is None:
             tensors, meta = build()
@@ -206,12 +202,7 @@ class VisualCache:
             # a file edited between its digest and its decoding must not be kept under the old key
             entry = self.store.get_or_build(key, build, sources={path: content})
             packed = _Packed(entry.tensors["pixels"], entry.meta, entry)
-        spent = time.perf_counter() - began
-        if self.stats.built > before:
-            self.stats.build_s += spent
-        else:
-            self.stats.recalled += 1
-            self.stats.load_s += spent
+        self.stats.recalled += self.stats.built == before
         self._pixels.put(key, packed, packed.nbytes, packed.entry is not None and packed.entry.cached)
         return packed
 
@@ -271,7 +262,6 @@ class VisualCache:
 
     def features(self, visuals: Sequence[Visual], tower: Tower, device: torch.device | None = None) -> list[Features]:
         """The tower's features of each visual, recalled or computed once."""
-        began = time.perf_counter()
         found: dict[tuple[Any, ...], Features] = {}
         missing: dict[tuple[Any, ...], Visual] = {}
         for visual in visuals:
@@ -284,8 +274,6 @@ class VisualCache:
             else:
                 found[place] = recalled
                 self.stats.features_recalled += 1
-        self.stats.load_s += time.perf_counter() - began
-        began = time.perf_counter()
         for place, visual in missing.items():  # one by one: features must not depend on what was asked for beside them
             if (pairs := self._pairs(visual)) is not None:
                 found[place] = _reordered(self.features([replace(visual, change=Change())], tower, device)[0], pairs)
@@ -293,7 +281,6 @@ class VisualCache:
             self.stats.encoded += 1
             (made,) = tower(visual.kind, self.pixels(visual, device), [visual.grid_thw])
             found[place] = self._keep(visual, tower, place, made)
-        self.stats.tower_s += time.perf_counter() - began
         chosen = [found[(tower.fingerprint, *v.identity)] for v in visuals]
         return chosen if device is None else [Features(f.main.to(device), tuple(d.to(device) for d in f.deep)) for f in chosen]
 

@@ -59,7 +59,7 @@ class FrozenTower:
 
 
 def _features_class() -> Any:
-    return importlib.import_module("video.visuals").Features  # resolved by name: the engine does not depend on the package
+    return importlib.import_module("video.references").Features  # resolved by name: the engine does not depend on the package
 
 
 def media_inputs(model: Any, cache: Any, visuals: Sequence[Any], device: torch.device, tower: FrozenTower | None) -> dict[str, Any]:

@@ -99,6 +99,26 @@ def test_a_clip_that_vanishes_in_the_middle_of_training_is_one_failed_group(tmp_
     assert len(read_jsonl(made.folder.path / "metrics.jsonl")) == 3
 
 
+def test_a_view_whose_pixels_are_gone_costs_the_view_and_not_the_run(tmp_path: Path) -> None:
+    data = mixed_file(tmp_path / "data")
+    tree = small_run(tmp_path / "runs", data, train={"steps": 2, "prompts_per_step": 5}, model={"freeze": ["vision", "projector"]},
+                     algorithm={"dynamic_sampling": False, "contrast": {"kind": "shuffle", "skip": False}},
+                     data={"video": VIDEO}, alarms={"stop": []})
+    made: Trainer
+
+    def on_event(kind: str, payload: Any) -> None:
+        if kind == "step" and payload["step"] == 1:  # prompts and features stay in memory
+            made.policy.encoder.visuals._pixels.clear()
+            Path(clip(tmp_path / "data")).unlink()
+
+    made = Trainer(load_config(config_file(tmp_path / "c.yaml", tree)), on_event=on_event)
+    made.fit()
+    failures = read_jsonl(made.folder.path / "failures.jsonl")
+    assert [f["id"] for f in failures] == ["m0"] and "no shuffle view: MediaError" in failures[0]["reason"]
+    lost = [g for g in made.schedule.tally.groups if g.sample.id == "m0"]
+    assert len(lost) == 1 and lost[0].trajectories and not lost[0].view and not lost[0].contrast
+
+
 @pytest.mark.parametrize(("bounds", "told"), [
     ({"max_pixels": 50176}, r"data\.video\.min_pixels <= data\.video\.max_pixels, found 100352 > 50176: .*min_pixels \(default"),
     ({"min_pixels": 5000, "max_pixels": 200}, r"found 5000 > 200: data\.video\.min_pixels \(configured\)"),
