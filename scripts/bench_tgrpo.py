@@ -3,7 +3,10 @@
     OMP_NUM_THREADS=1 python -m scripts.bench_tgrpo [--steps 400] [--seeds 3] [--jobs 2]
 
 Each run is `mmrl train configs/tgrpo_tiny.yaml` in a process of its own on one thread: `t_grpo` as it is, `grpo` without
-contrast. Held-out accuracy on ordered frames (sampled,
+contrast. A bonus on every right answer of a group cancels where the group's rewards are divided by their own spread (rewards
+that are right or wrong and nothing else then have the same advantages with it and without), so both are run again with
+advantages that are not divided (Dr. GRPO), where the bonus, here 1.0 and paid only above the shuffled accuracy, weighs the
+groups in which the order of frames matters twice. Held-out accuracy on ordered frames (sampled,
 avg@4, T = 1, and greedy), the accuracy on shuffled frames and the gap between them come from the runs' evaluations before and
 after, and go to assets/results/bench_tgrpo.json with the machine and versions.
 """
@@ -23,7 +26,11 @@ from scripts._bench import print_table, write_results
 from scripts.demo_video import make_data
 
 ROOT = Path(__file__).resolve().parent.parent
-VARIANTS: dict[str, list[str]] = {"t_grpo": [], "grpo": ["algorithm.contrast={kind: none}"]}
+UNSCALED = "algorithm.advantage_scale=none"
+VARIANTS: dict[str, list[str]] = {
+    "grpo": ["algorithm.contrast={kind: none}"], "t_grpo": [],
+    "dr_grpo": ["algorithm.contrast={kind: none}", UNSCALED],
+    "t_dr_grpo": [UNSCALED, "algorithm.contrast.bonus=1.0", "algorithm.contrast.factor=1.0"]}
 
 
 def measured(results: dict[str, Any]) -> dict[str, float]:
@@ -75,7 +82,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench_tgrpo")
     options = parser.parse_args()
-    make_data()
+    make_data(held_out={"direction": 300})
     jobs = [(variant, seed) for seed in range(options.seeds) for variant in VARIANTS]
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = list(pool.map(lambda job: run_one(*job, options.steps, options.out), jobs))
