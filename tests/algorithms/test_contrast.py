@@ -23,7 +23,7 @@ def test_the_numbers_of_video_r1() -> None:
     assert bonuses([1, 0, 0, 0], [1, 0], ContrastSettings(factor=0.5, bonus=1.0)) == [1, 0, 0, 0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(accuracies, accuracies)
 def test_a_skipped_group_changes_no_advantage(plain: list[float], changed: list[float]) -> None:
     rule = ContrastSettings()
@@ -35,7 +35,7 @@ def test_a_skipped_group_changes_no_advantage(plain: list[float], changed: list[
         assert np.allclose(group_advantages(rolled_out.tolist(), scale), group_advantages(skipped.tolist(), scale), atol=1e-5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(accuracies, st.sampled_from([0.0, 0.5, 0.8, 1.0, 1.5]))
 def test_every_group_is_rolled_out_when_asked(plain: list[float], factor: float) -> None:
     assert needs_contrast(plain, ContrastSettings(factor=factor, skip=False))
@@ -54,3 +54,24 @@ def test_what_cannot_matter() -> None:
 def test_impossible_settings(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"algorithm\.contrast\.{name} as a number of at least 0, found"):
         ContrastSettings(**{name: value})
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=8), st.sampled_from([0.05, 0.3, 3.0]))
+def test_two_valued_rewards_lose_the_bonus_in_the_division_by_their_own_spread(right: list[float], bonus: float) -> None:
+    paid = bonuses(right, [0.0], ContrastSettings(bonus=bonus))
+    assert paid == [bonus * r for r in right], "never below a contrast group that is always wrong"
+    raised = np.add(right, paid).tolist()
+    assert np.allclose(group_advantages(right, "std"), group_advantages(raised, "std"), atol=1e-5)
+    assert np.allclose((1 + bonus) * group_advantages(right, "none").numpy(), group_advantages(raised, "none"), atol=1e-6)
+
+
+def test_the_bonus_acts_beside_a_second_reward_part_and_without_the_division() -> None:
+    accuracy, form = [1.0, 1.0, 0.0, 0.0], [0.1, 0.0, 0.1, 0.0]
+    paid = bonuses(accuracy, [0.0], ContrastSettings())
+    both = np.add(accuracy, form)
+    without, with_bonus = group_advantages(both.tolist(), "std"), group_advantages((both + paid).tolist(), "std")
+    assert float((without - with_bonus).abs().max()) > 0.01
+    assert float(with_bonus[0] - with_bonus[1]) < float(without[0] - without[1]), "the other part weighs less"
+    plain, raised = group_advantages(accuracy, "none"), group_advantages(np.add(accuracy, paid).tolist(), "none")
+    assert plain.tolist() == [0.5, 0.5, -0.5, -0.5] and np.allclose(raised, [0.65, 0.65, -0.65, -0.65])

@@ -1,0 +1,346 @@
+"""From episodes of several decisions to loss inputs: rewards, masks, groups, grids for GAE, flat tokens, length weights.
+
+Anything with the attributes of `EpisodeLike` and `DecisionLike` will do (robotics.rollout.Episode has them). Episodes that
+ended in an error are counted and nothing else: they neither train nor enter the mean of their group, since nobody knows
+what they would have earned. A group outside the bounds on its success rate is not masked, it is replaced, by the sampler
+that also replaces groups without signal:
+
+    outcome = group_outcome(episodes)
+    sampler.offer(ticket.key, outcome.offered, top=settings.coef, keep=outcome.keep)     # DynamicSampler: asks again
+    batch = flatten_tokens(episodes, dims=7); advantage_N = batch.spread_sequences(outcome.advantages_G)
+
+Legend: G members of a group, B episodes, T decisions of the longest, R = T + 1 rows, C control steps of a chunk, D all
+decisions of the batch in order of episode and time, N their action tokens.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages import AdvantageScale, group_advantages, has_signal
+from mmrl.algorithms.ppo import Level, unit_ids
+from mmrl.errors import ConfigError, did_you_mean
+
+__all__ = ["DecisionLike", "EpisodeCounts", "EpisodeLike", "Grid", "GroupBounds", "GroupOutcome", "LengthNorm", "LengthWeights",
+           "ReturnKind", "ReturnSettings", "TokenBatch", "flatten_tokens", "group_outcome", "length_weights", "make_grid",
+           "step_rewards", "token_mask", "trainable", "trajectory_return", "within_bounds"]
+
+ReturnKind = Literal["success", "shaped", "relative"]
+LengthNorm = Literal["token_mean", "trajectory_mean", "max_length"]
+
+
+class DecisionLike(Protocol):
+    """One decision: its action tokens with behaviour log-probs, and what the control steps of its chunk earned."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def logps(self) -> Sequence[float]: ...
+    @property
+    def rewards_C(self) -> Sequence[float]: ...
+    @property
+    def valid_C(self) -> Sequence[bool]: ...
+    @property
+    def value(self) -> float: ...
+
+
+class EpisodeLike(Protocol):
+    """One episode of a group member; `version` is the oldest policy version that decided in it."""
+
+    @property
+    def decisions(self) -> Sequence[DecisionLike]: ...
+    @property
+    def success_once(self) -> bool: ...
+    @property
+    def success_at_end(self) -> bool: ...
+    @property
+    def terminated(self) -> bool: ...
+    @property
+    def truncated(self) -> bool: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnSettings:
+    """What an episode earns."""
+
+    kind: ReturnKind = "success"
+    """'success': coef at the last valid step of a successful episode, else 0 (SimpleVLA-RL coef 1; RLinf GRPO coef 5).
+    'shaped': coef times the simulator's rewards. 'relative': coef times their differences r_t - r_{t-1}, so that a state
+    that pays in every step pays once, and losing it takes the pay back (RLinf use_rel_reward, RL4VLA)."""
+    coef: float = 1.0
+    success: Literal["once", "at_end"] = "once"
+    """Which success counts: ever reached, or still there at the end."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("kind", get_args(ReturnKind)), ("success", ("once", "at_end"))):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(f"expected {name} to be one of {', '.join(known)}, found {value!r}.{did_you_mean(value, known)}")
+        if not self.coef > 0:
+            raise ConfigError(f"expected coef above 0, found {self.coef}; 1 and 5 are usual")
+
+    def succeeded(self, episode: EpisodeLike) -> bool:
+        """The success that counts here."""
+        return episode.success_once if self.success == "once" else episode.success_at_end
+
+
+def trainable(episode: EpisodeLike) -> bool:
+    """Whether an episode may train: it ended without an error and decided something."""
+    return episode.error is None and len(episode.decisions) > 0
+
+
+def step_rewards(episode: EpisodeLike, settings: ReturnSettings) -> list[np.ndarray]:
+    """Rewards of every control step, one float64 (C,) array per decision; exactly 0 at steps that are not valid."""
+    rows = [np.zeros(len(d.rewards_C)) for d in episode.decisions]
+    steps = [(k, c) for k, d in enumerate(episode.decisions) for c, valid in enumerate(d.valid_C) if valid]
+    if settings.kind == "success":
+        if steps and settings.succeeded(episode):
+            k, c = steps[-1]
+            rows[k][c] = settings.coef
+        return rows
+    before = 0.0
+    for k, c in steps:
+        reward = float(episode.decisions[k].rewards_C[c])
+        rows[k][c] = settings.coef * (reward - before)
+        before = reward if settings.kind == "relative" else 0.0
+    return rows
+
+
+def trajectory_return(episode: EpisodeLike, settings: ReturnSettings) -> float:
+    """Undiscounted sum of `step_rewards`: the score of GRPO on trajectories (RLinf: rewards up to the first done)."""
+    return math.fsum(float(x) for row in step_rewards(episode, settings) for x in row)
+
+
+@dataclass(frozen=True)
+class EpisodeCounts:
+    """Sums over episodes: add them over groups and ranks. finished + errored == episodes; the rest counts finished ones."""
+
+    episodes: int = 0
+    finished: int = 0
+    errored: int = 0
+    success_once: int = 0
+    success_at_end: int = 0
+    terminated: int = 0
+    truncated: int = 0
+    decisions: int = 0
+    steps: int = 0
+
+    def __add__(self, other: EpisodeCounts) -> EpisodeCounts:
+        return EpisodeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+    @classmethod
+    def of(cls, episodes: Sequence[EpisodeLike]) -> EpisodeCounts:
+        """Count a list of episodes."""
+        done = [e for e in episodes if trainable(e)]
+        ended, cut = sum(e.terminated for e in done), sum(e.truncated and not e.terminated for e in done)
+        return cls(len(episodes), len(done), len(episodes) - len(done), sum(e.success_once for e in done),
+                   sum(e.success_at_end for e in done), ended, cut, sum(len(e.decisions) for e in done), sum(e.steps for e in done))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupBounds:
+    """Groups whose success rate lies in [low, high] are trained; defaults as SimpleVLA-RL. 0 and 1 keep every rate."""
+
+    low: float = 0.1
+    high: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high <= 1:
+            raise ConfigError(f"expected success rates 0 <= low <= high <= 1, found {self.low} and {self.high}; bounds on returns "
+                              "(RLinf: 0.5 and 4.5 at coefficient 5) are divided by the coefficient")
+
+
+def within_bounds(successes_G: Sequence[bool | float], bounds: GroupBounds) -> bool:
+    """Whether low <= mean success <= high (inclusive, to rounding); False for no episode."""
+    if not successes_G:
+        return False
+    mean = math.fsum(float(s) for s in successes_G) / len(successes_G)
+    return bounds.low - 1e-9 <= mean <= bounds.high + 1e-9
+
+
+@dataclass(frozen=True)
+class GroupOutcome:
+    """One closed group, in the order of its episodes."""
+
+    returns_G: tuple[float | None, ...]
+    """None where the episode does not train."""
+    advantages_G: tuple[float, ...]
+    """0 where the episode does not train."""
+    keep: bool
+    """At least two episodes, returns that differ, success rate within the bounds."""
+    counts: EpisodeCounts
+
+    @property
+    def offered(self) -> list[float] | None:
+        """What `DynamicSampler.offer` takes: the finished returns, or None (failed) when fewer than two finished."""
+        finished = [r for r in self.returns_G if r is not None]
+        return finished if len(finished) > 1 else None
+
+
+def group_outcome(episodes: Sequence[EpisodeLike], settings: ReturnSettings | None = None, bounds: GroupBounds | None = None,
+                  scale: AdvantageScale = "std", eps: float = 1e-6) -> GroupOutcome:
+    """GRPO on trajectory returns: A = (return - mean) / (std + eps) over the finished episodes of a group.
+
+    RLinf, SimpleVLA-RL (unbiased std, eps 1e-6); scale 'none' is Dr. GRPO. See `group_advantages`.
+    """
+    settings = settings or ReturnSettings()
+    returns = [trajectory_return(e, settings) if trainable(e) else None for e in episodes]
+    finished = [r for r in returns if r is not None]
+    advantages = iter(group_advantages(finished, scale, eps).tolist())
+    successes = [settings.succeeded(e) for e in episodes if trainable(e)]
+    keep = has_signal(finished) and within_bounds(successes, bounds or GroupBounds())
+    return GroupOutcome(tuple(returns), tuple(0.0 if r is None else next(advantages) for r in returns), keep,
+                        EpisodeCounts.of(episodes))
+
+
+def token_mask(valid_C: Sequence[bool], num_tokens: int, dims: int) -> list[bool]:
+    """Which of a decision's action tokens were executed, `num_tokens` flags (SimpleVLA-RL: index < finish_step * 7).
+
+    Tokens come action by action, `dims` each; an action lasts C / (num_tokens / dims) control steps and is in when the
+    first of them ran. Raises ConfigError when the numbers do not divide.
+    """
+    actions = num_tokens // dims if dims > 0 else 0
+    if actions < 1 or actions * dims != num_tokens or len(valid_C) % actions:
+        raise ConfigError(f"expected tokens in whole actions of {dims} and control steps in whole actions, found {num_tokens} "
+                          f"tokens and {len(valid_C)} control steps")
+    repeat = len(valid_C) // actions
+    return [bool(valid_C[n // dims * repeat]) for n in range(num_tokens)]
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Flat action tokens of the trainable episodes, (N,) each, in order of episode, decision, token."""
+
+    old_logp_N: Tensor
+    """float32 log-probs of the behaviour policy."""
+    sequence_N: Tensor
+    """Index of the episode in the list that was given."""
+    decision_N: Tensor
+    """Index of the decision among all D of the batch."""
+    action_N: Tensor
+    """Index of the action within its chunk."""
+    mask_N: Tensor
+    """bool: the action was executed."""
+    version_N: Tensor
+    """Oldest policy version of its episode."""
+
+    def units(self, level: Level) -> Tensor:
+        """`unit_ids` for `actor_loss`."""
+        return unit_ids(level, self.decision_N, self.action_N)
+
+    def spread_sequences(self, values_B: Tensor | Sequence[float]) -> Tensor:
+        """One value per given episode -> float32 (N,)."""
+        return torch.as_tensor(values_B, dtype=torch.float32)[self.sequence_N]
+
+    def spread_decisions(self, values_D: Tensor) -> Tensor:
+        """One value per decision (D,) -> (N,); per action (D, actions of a chunk) -> (N,)."""
+        return values_D[self.decision_N] if values_D.ndim == 1 else values_D[self.decision_N, self.action_N]
+
+
+def flatten_tokens(episodes: Sequence[EpisodeLike], dims: int) -> TokenBatch:
+    """Tokens of all trainable episodes; `dims` tokens per action. Tokens never executed stay in, outside the mask."""
+    logps: list[float] = []
+    rows: list[tuple[int, int, int, bool, int]] = []
+    number = 0
+    for index, episode in enumerate(episodes):
+        for decision in episode.decisions if trainable(episode) else ():
+            if len(decision.logps) != len(decision.tokens):
+                raise ConfigError(f"expected one log-prob per action token, found {len(decision.logps)} for {len(decision.tokens)}")
+            logps += decision.logps
+            rows += [(index, number, n // dims, ran, episode.version)
+                     for n, ran in enumerate(token_mask(decision.valid_C, len(decision.tokens), dims))]
+            number += 1
+    sequence_N, decision_N, action_N, ran_N, version_N = torch.tensor(rows, dtype=torch.long).reshape(-1, 5).unbind(1)
+    return TokenBatch(torch.tensor(logps, dtype=torch.float32), sequence_N, decision_N, action_N, ran_N.bool(), version_N)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Inputs of `chunk_gae`, one column per episode, padded; episodes that do not train are columns without a valid step."""
+
+    rewards_TBC: Tensor
+    values_RB: Tensor
+    terminated_TBC: Tensor
+    truncated_TBC: Tensor
+    valid_TBC: Tensor
+    final_values_TB: Tensor
+    present_TB: Tensor
+    """Where there is a decision."""
+
+    def per_decision(self, values: Tensor) -> Tensor:
+        """(T, B, ...) -> (D, ...) in the order of `flatten_tokens`."""
+        return values.transpose(0, 1)[self.present_TB.transpose(0, 1)]
+
+
+def make_grid(episodes: Sequence[EpisodeLike], settings: ReturnSettings, final_values_B: Sequence[float]) -> Grid:
+    """The grid of a batch of episodes of different lengths, float32; one value per decision (reward level 'chunk').
+
+    final_values_B: V(final observation) per episode, anything where the bootstrap does not read it. It also follows an
+    episode that neither terminated nor truncated (cut off by the caller).
+    """
+    lengths = [len(e.decisions) if trainable(e) else 0 for e in episodes]
+    T, B = max(lengths, default=0), len(episodes)
+    C = max((len(d.rewards_C) for e in episodes if trainable(e) for d in e.decisions), default=1)
+    assert len(final_values_B) == B, f"expected {B} final values, found {len(final_values_B)}"
+    rewards, values, final = np.zeros((T, B, C)), np.zeros((T + 1, B)), np.zeros((T, B))
+    terminated, truncated, valid = (np.zeros((T, B, C), bool) for _ in range(3))
+    for b, (episode, length) in enumerate(zip(episodes, lengths, strict=True)):
+        for t, row in enumerate(step_rewards(episode, settings) if length else []):
+            decision = episode.decisions[t]
+            ran = np.flatnonzero(decision.valid_C)
+            rewards[t, b, :len(row)], valid[t, b, ran], values[t, b] = row, True, decision.value
+            if len(ran) and t == length - 1:
+                terminated[t, b, ran[-1]], truncated[t, b, ran[-1]] = episode.terminated, episode.truncated
+        if length:
+            final[length - 1, b] = values[T, b] = final_values_B[b]
+    present = np.arange(T)[:, None] < np.asarray(lengths, dtype=int)[None]
+    rewards_TBC, values_RB, final_TB = (torch.as_tensor(x, dtype=torch.float32) for x in (rewards, values, final))
+    ended_TBC, cut_TBC, valid_TBC, present_TB = (torch.as_tensor(x) for x in (terminated, truncated, valid, present))
+    return Grid(rewards_TBC, values_RB, ended_TBC, cut_TBC, valid_TBC, final_TB, present_TB)
+
+
+@dataclass(frozen=True)
+class LengthWeights:
+    """Loss of the step = sum_i weights_B[i] * (sum of trajectory i's terms) / denominator."""
+
+    weights_B: Tensor
+    denominator: float
+
+
+def length_weights(lengths_B: Sequence[int] | Tensor, mode: LengthNorm, max_length: int | None = None) -> LengthWeights:
+    """Weights of trajectories by their number of units in the loss; those of length 0 get 0.
+
+    token_mean       1, by all units: masked mean over tokens, long episodes weigh more (SimpleVLA-RL); `policy_loss`
+                     aggregate 'token_mean'
+    trajectory_mean  1 / length, by trajectories that have a unit; aggregate 'sequence_mean'
+    max_length       max_length / length, by B * max_length, all elements (RLinf's loss / (valid / max_steps) averaged over
+                     the padded batch): every trajectory weighs the same, and one masked out wholly shrinks the step
+    For `policy_loss`: aggregate 'token_mean', weight_N = weights_B[sequence], this denominator summed over the step.
+    """
+    lengths_B = torch.as_tensor(lengths_B, dtype=torch.float64)
+    if mode not in get_args(LengthNorm):
+        raise ConfigError(f"expected length normalisation {', '.join(get_args(LengthNorm))}, found {mode!r}."
+                          f"{did_you_mean(mode, get_args(LengthNorm))}")
+    some_B = lengths_B > 0
+    if mode == "token_mean":
+        return LengthWeights(some_B.float(), float(lengths_B.sum()))
+    share_B = torch.where(some_B, 1 / lengths_B.clamp(min=1), torch.zeros_like(lengths_B))
+    if mode == "trajectory_mean":
+        return LengthWeights(share_B.float(), float(some_B.sum()))
+    longest = lengths_B.max().item() if lengths_B.numel() else 0
+    if not max_length or max_length < longest:
+        raise ConfigError(f"length normalisation max_length expects a max_length of at least {longest:g}, found {max_length}")
+    return LengthWeights((share_B * max_length).float(), float(lengths_B.numel() * max_length))

@@ -1,0 +1,276 @@
+"""Episodes to loss inputs: rewards, groups with errors, resampling by the real sampler, grids, tokens, length weights.
+
+Run: pytest tests/algorithms/test_trajectories.py
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmrl.algorithms import (
+    DecisionLike,
+    DynamicSampler,
+    EpisodeCounts,
+    EpisodeLike,
+    GAESettings,
+    GroupBounds,
+    ObjectiveSettings,
+    ReturnSettings,
+    SamplerSettings,
+    Verdict,
+    actor_loss,
+    chunk_gae,
+    flatten_tokens,
+    group_outcome,
+    length_weights,
+    make_grid,
+    policy_loss,
+    step_rewards,
+    token_mask,
+    trajectory_return,
+    within_bounds,
+)
+from mmrl.errors import ConfigError
+
+C, DIMS = 3, 2
+
+
+@dataclass(frozen=True)
+class _Decision:
+    tokens: tuple[int, ...]
+    logps: tuple[float, ...]
+    rewards_C: tuple[float, ...]
+    valid_C: tuple[bool, ...]
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Episode:
+    decisions: tuple[_Decision, ...]
+    success_once: bool
+    success_at_end: bool
+    steps: int
+    terminated: bool = False
+    truncated: bool = False
+    version: int = 0
+    error: str | None = None
+
+
+def _episode(rewards: list[float], success: bool = False, at_end: bool | None = None, error: str | None = None,
+             version: int = 0, truncated: bool = False) -> _Episode:
+    """Control steps cut into chunks of C; what was never executed carries junk."""
+    decisions = []
+    for k in range(0, len(rewards), C):
+        part = rewards[k:k + C]
+        n = C * DIMS
+        decisions.append(_Decision(tuple(range(n)), tuple(-0.1 * (k + i + 1) for i in range(n)),
+                                   (*part, *[99.0] * (C - len(part))), tuple(i < len(part) for i in range(C)), value=k / 10))
+    return _Episode(tuple(decisions), success, success if at_end is None else at_end, len(rewards), not truncated, truncated,
+                    version, error)
+
+
+def test_the_bridges_episodes_have_what_is_read_here() -> None:
+    rollout = pytest.importorskip("robotics.rollout")
+    for kind, wanted in ((rollout.Episode, EpisodeLike), (rollout.Decision, DecisionLike)):
+        names = {n for n, v in vars(wanted).items() if isinstance(v, property)}
+        assert len(names) >= 5 and names <= {f.name for f in dataclasses.fields(kind)}
+
+
+def test_rewards_by_hand() -> None:
+    """A state that pays in steps 2 to 4 and is lost in step 5; five steps in chunks of three."""
+    episode = _episode([0, 0.2, 1, 1, 0.5], success=True, at_end=False)
+
+    def steps(**settings) -> list[float]:
+        rows = step_rewards(episode, ReturnSettings(**settings))
+        assert [len(r) for r in rows] == [C, C] and rows[1][2] == 0
+        return [x for r in rows for x in r][:5]
+
+    assert steps() == [0, 0, 0, 0, 1]
+    assert steps(coef=5.0) == [0, 0, 0, 0, 5]
+    assert steps(success="at_end") == [0] * 5
+    assert steps(kind="shaped", coef=2.0) == [0, 0.4, 2, 2, 1]
+    assert steps(kind="relative") == pytest.approx([0, 0.2, 0.8, 0, -0.5])
+    assert trajectory_return(episode, ReturnSettings(kind="shaped")) == pytest.approx(2.7)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=11), st.floats(0.1, 9))
+def test_relative_rewards_telescope_to_the_last_one(rewards, coef) -> None:
+    episode = _episode(rewards)
+    assert trajectory_return(episode, ReturnSettings(kind="relative", coef=coef)) == pytest.approx(coef * rewards[-1], abs=1e-9)
+    assert trajectory_return(episode, ReturnSettings(kind="shaped")) == pytest.approx(math.fsum(rewards), abs=1e-9)
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=10), st.sampled_from([1.0, 5.0]), st.integers(0, 3), st.integers(0, 99))
+def test_group_advantages_and_the_place_of_errors(successes, coef, errors, seed) -> None:
+    """Errors anywhere in a group change nobody else's advantage, get 0 themselves and are counted."""
+    episodes = [_episode([0.0] * (2 + i), s) for i, s in enumerate(successes)]
+    mixed: list[tuple[bool, _Episode]] = [(True, e) for e in episodes]
+    for k in range(errors):
+        mixed.insert((seed * (k + 7)) % (len(mixed) + 1), (False, _episode([0.0] * 3, success=True, error="worker died")))
+    out = group_outcome([e for _, e in mixed], ReturnSettings(coef=coef))
+    found = [a for (good, _), a in zip(mixed, out.advantages_G, strict=True) if good]
+    rewards = [coef * s for s in successes]
+    std = statistics.stdev(rewards)
+    expected = [(r - statistics.mean(rewards)) / (std + 1e-6) for r in rewards] if std else [0.0] * len(rewards)
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert all(a == 0 and r is None for (good, _), a, r in zip(mixed, out.advantages_G, out.returns_G, strict=True) if not good)
+    assert out.counts.episodes == len(mixed) and out.counts.errored == errors and out.counts.finished == len(successes)
+    assert out.counts.success_once == sum(successes) and out.counts.steps == sum(e.steps for e in episodes)
+    assert out.offered == rewards and out.keep == (0.1 <= sum(successes) / len(successes) <= 0.9)
+
+
+def test_too_few_finished_episodes_are_a_failed_group() -> None:
+    lost = _episode([0.0], error="timeout")
+    out = group_outcome([_episode([1.0], True), lost, lost])
+    assert out.offered is None and not out.keep and out.advantages_G == (0.0, 0.0, 0.0)
+    assert out.returns_G == (1.0, None, None)
+    assert group_outcome([]).offered is None
+    empty = dataclasses.replace(_episode([0.0]), decisions=())
+    assert EpisodeCounts.of([empty, _episode([0.0, 0.0], truncated=True)]) + EpisodeCounts.of([lost]) == EpisodeCounts(
+        episodes=3, finished=1, errored=2, truncated=1, decisions=1, steps=2)
+
+
+def test_bounds_are_inclusive_and_explain_themselves() -> None:
+    assert [within_bounds([True] * k + [False] * (10 - k), GroupBounds()) for k in range(11)] == [False] + [True] * 9 + [False]
+    assert within_bounds([0.0], GroupBounds(low=0, high=1)) and not within_bounds([], GroupBounds(low=0, high=1))
+    with pytest.raises(ConfigError, match="divided by the coefficient"):
+        GroupBounds(low=0.5, high=4.5)
+    with pytest.raises(ConfigError, match=r"kind to be one of success, shaped, relative, found 'relativ'.*relative"):
+        ReturnSettings(kind="relativ")
+    with pytest.raises(ConfigError, match="coef above 0"):
+        ReturnSettings(coef=0)
+
+
+def test_groups_outside_the_bounds_are_replaced_not_dropped() -> None:
+    """Eight members, 5.0 per success, bounds [0.2, 0.8]: success counts of the groups in the order they are asked."""
+    wins = iter([0, 8, 1, 4, 7, 3, 2])
+    sampler = DynamicSampler(SamplerSettings(quota=3, max_attempts=9, carry_share=0.0))
+    settings, names, verdicts = ReturnSettings(coef=5.0), iter(range(100)), []
+    sampler.begin_step(0)
+    kept = 0
+    while tickets := sampler.ask(lambda: ("libero", str(next(names)))):
+        for ticket in tickets:
+            k = next(wins)
+            out = group_outcome([_episode([0.0] * 4, i < k) for i in range(8)], settings, GroupBounds(low=0.2, high=0.8))
+            verdicts.append(sampler.offer(ticket.key, out.offered, top=settings.coef, keep=out.keep))
+            kept += out.keep
+    report = sampler.end_step()
+    assert report.unfilled == 0 and kept == 3 and verdicts.count(Verdict.KEPT) == 3
+    assert {n: report.counts[n] for n in ("asked", "kept", "no_signal", "all_zero", "all_one", "weak")} == {
+        "asked": 7, "kept": 3, "no_signal": 4, "all_zero": 1, "all_one": 1, "weak": 2}
+    assert len(sampler.carry_over) == 3  # all but the solved one come back
+
+
+def test_token_mask_follows_the_executed_steps() -> None:
+    assert token_mask((True, True, False), 6, 2) == [True] * 4 + [False] * 2
+    assert token_mask((True, True, True, False), 4, 2) == [True] * 4  # two actions of two steps: the second began
+    assert token_mask((True, True, False, False), 4, 2) == [True, True, False, False]
+    finish, horizon = 13, 16  # SimpleVLA-RL: two chunks of eight actions of seven tokens, valid if index < finish_step * 7
+    flags = [t < finish for t in range(horizon)]
+    assert token_mask(flags[:8], 56, 7) + token_mask(flags[8:], 56, 7) == [i < finish * 7 for i in range(112)]
+    for wrong in (((True,) * 3, 5, 2), ((True,) * 3, 4, 2), ((True,) * 3, 0, 2), ((True,), 2, 0)):
+        with pytest.raises(ConfigError, match="whole actions"):
+            token_mask(*wrong)
+
+
+def test_tokens_and_grid_agree_on_decisions() -> None:
+    episodes = [_episode([0.0] * 4, True, version=2), _episode([0.0] * 5, error="NaN action"), _episode([0.0] * 7, version=3)]
+    batch = flatten_tokens(episodes, DIMS)
+    grid = make_grid(episodes, ReturnSettings(), [0.0] * 3)
+    assert batch.decision_N.unique().tolist() == list(range(5)) and batch.sequence_N.unique().tolist() == [0, 2]
+    assert batch.mask_N.sum().item() == (4 + 7) * DIMS
+    assert batch.version_N[batch.sequence_N == 2].unique().tolist() == [3]
+    assert batch.old_logp_N[:6].tolist() == pytest.approx([-0.1 * (i + 1) for i in range(6)])
+    assert batch.spread_sequences([1.0, 5.0, -1.0]).unique().tolist() == [-1.0, 1.0]
+    column = torch.tensor([[0, 10, 20], [1, 11, 21], [2, 12, 22]])  # [t, b] -> 10 b + t
+    assert grid.per_decision(column).tolist() == [0, 1, 20, 21, 22]
+    wide = grid.per_decision(torch.stack([column, column + 100, column + 200], 2))
+    assert wide.shape == (5, 3)
+    spread = batch.spread_decisions(wide)
+    chosen = (batch.decision_N == 3) & (batch.action_N == 2)
+    assert spread[chosen].tolist() == [221] * DIMS
+    assert torch.equal(batch.spread_decisions(wide[:, 0])[batch.mask_N].unique(), torch.tensor([0, 1, 20, 21, 22]))
+    with pytest.raises(ConfigError, match="one log-prob per action token, found 5 for 6"):
+        bad = dataclasses.replace(episodes[0].decisions[0], logps=(0.0,) * 5)
+        flatten_tokens([dataclasses.replace(episodes[0], decisions=(bad,))], DIMS)
+
+
+def test_nothing_trainable_gives_empty_inputs() -> None:
+    lost = [_episode([0.0], error="died")]
+    batch, grid = flatten_tokens(lost, DIMS), make_grid(lost, ReturnSettings(), [0.0])
+    assert batch.mask_N.numel() == 0 and grid.rewards_TBC.shape == (0, 1, 1)
+    out = chunk_gae(GAESettings(), grid.rewards_TBC, grid.values_RB, grid.terminated_TBC, grid.truncated_TBC,
+                    final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)
+    assert grid.per_decision(out.advantages).numel() == 0
+
+
+def test_gae_on_the_grid_by_hand() -> None:
+    """gamma 0.5, lambda 1; values 0, 0.3 (by decision); a success that terminates, one truncated, one cut by the caller."""
+    cut = dataclasses.replace(_episode([0.0] * 3), terminated=False)
+    episodes = [_episode([0.0] * 4, True), _episode([0.0] * 6, truncated=True), cut, _episode([0.0] * 9, error="died")]
+    grid = make_grid(episodes, ReturnSettings(coef=5.0), [1000.0, 2.0, 4.0, 7.0])
+    out = chunk_gae(GAESettings(gamma=0.5, lam=1.0), grid.rewards_TBC, grid.values_RB, grid.terminated_TBC, grid.truncated_TBC,
+                    final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)
+    assert grid.per_decision(out.returns).tolist() == pytest.approx([2.5, 5.0, 0.5, 1.0, 2.0])
+    assert grid.per_decision(out.advantages).tolist() == pytest.approx([2.5, 4.7, 0.5, 0.7, 2.0])
+    assert not out.valid[:, 3].any()
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), st.integers(0, 999))
+def test_length_weights_are_the_aggregates_of_the_policy_loss(lengths, seed) -> None:
+    """Each mode against its loop on a padded (B, 9) batch, and against `policy_loss` where it has the same aggregate."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    logp, old, adv = (torch.rand(len(ids), generator=g, dtype=torch.float64) for _ in range(3))
+    ones = torch.ones(len(ids))
+    rho = (logp - old).exp()
+    terms = (-torch.minimum(rho * adv, rho.clamp(0.8, 1.28) * adv)).tolist()
+    per = [[x for x, i in zip(terms, ids.tolist(), strict=True) if i == b] for b in range(len(lengths))]
+    some = [x for x in per if x]
+    expected = {"token_mean": sum(terms) / len(terms), "trajectory_mean": sum(sum(x) / len(x) for x in some) / len(some),
+                "max_length": sum(x / (len(p) / 9) for p in some for x in p) / (len(lengths) * 9)}
+    for mode, value in expected.items():
+        w = length_weights(lengths, mode, 9)
+        out = policy_loss(ObjectiveSettings(), logp, old, adv, ids, ones, weight_N=w.weights_B[ids])
+        assert out.loss.item() / w.denominator == pytest.approx(value, rel=1e-5, abs=1e-9)
+        assert w.weights_B[torch.tensor(lengths) == 0].eq(0).all()
+        if mode != "max_length":
+            s = ObjectiveSettings(aggregate="token_mean" if mode == "token_mean" else "sequence_mean")
+            same = policy_loss(s, logp, old, adv, ids, ones)
+            assert same.loss.item() / same.denominator == pytest.approx(value, rel=1e-9, abs=1e-12)
+    if all(lengths):
+        assert expected["max_length"] == pytest.approx(expected["trajectory_mean"], rel=1e-9, abs=1e-12)
+
+
+def test_length_weights_explain_themselves() -> None:
+    with pytest.raises(ConfigError, match=r"token_mean, trajectory_mean, max_length, found 'rlinf'"):
+        length_weights([1], "rlinf")
+    for limit in (None, 3):
+        with pytest.raises(ConfigError, match=f"max_length of at least 4, found {limit}"):
+            length_weights([4], "max_length", limit)
+    assert length_weights([], "token_mean").denominator == 0
+
+
+@pytest.mark.parametrize("level", ["token", "action", "chunk"])
+@pytest.mark.parametrize("aggregate", ["token_mean", "sequence_mean"])
+def test_from_episodes_to_a_gradient(level, aggregate) -> None:
+    """On-policy, the gradient of every executed token is minus its trajectory's advantage over the denominator."""
+    episodes = [_episode([0.0] * 4, True), _episode([0.0] * 9), _episode([0.0] * 2, True, error="died"), _episode([0.0] * 5, True)]
+    outcome, batch = group_outcome(episodes), flatten_tokens(episodes, DIMS)
+    logp = batch.old_logp_N.clone().requires_grad_()
+    out = actor_loss(ObjectiveSettings(aggregate=aggregate), batch.units(level), logp, batch.old_logp_N,
+                     batch.spread_sequences(outcome.advantages_G), batch.sequence_N, batch.mask_N)
+    (out.loss / out.denominator).backward()
+    units = {"token": [8, 18, 0, 10], "action": [4, 9, 0, 5], "chunk": [2, 3, 0, 2]}[level]
+    for b, count in enumerate(units):
+        below = sum(units) if aggregate == "token_mean" else 3 * count
+        rows = batch.sequence_N == b
+        expected = torch.where(batch.mask_N[rows], -outcome.advantages_G[b] / below if below else 0.0, 0.0)
+        torch.testing.assert_close(logp.grad[rows], expected, atol=1e-6, rtol=1e-5)
