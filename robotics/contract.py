@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import abc
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from mmrl.errors import ConfigError, MMRLError, did_you_mean
 
-__all__ = ["SIMULATORS", "ActionError", "ActionSpace", "ChunkResult", "Decision", "EnvSpec", "Episode", "InitialState",
-           "Observation", "Simulator", "Split", "StepResult", "check_actions", "initial_states", "make_simulator", "run_chunk"]
+__all__ = ["SIMULATORS", "ActionError", "ActionSpace", "ChunkResult", "EnvSpec", "InitialState", "Observation",
+           "Simulator", "Split", "StepResult", "check_actions", "initial_states", "make_simulator", "run_chunk"]
 
 Split = Literal["train", "eval"]
 
@@ -212,8 +211,8 @@ def make_simulator(spec: EnvSpec) -> Simulator:
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # something the module itself imports
         raise ConfigError(f"suite {spec.suite}: expected a module {module}, found none") from error
     simulator = getattr(found, name)(spec)
     if not isinstance(simulator, Simulator):
@@ -257,42 +256,3 @@ def run_chunk(simulator: Simulator, actions_CA: Any, *, frames: bool = False) ->
     assert observation is not None
     return ChunkResult(observation, rewards, terminated, truncated, success, valid, tuple(seen))
 
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One decision of a policy in an episode: what it saw, the action tokens it chose, what they did.
-
-    tokens_N are indices into the codec's bins (or token ids, see the policy), logps_N their fp32 behaviour log-probs;
-    value is V(observation) where the policy has a value head. reward is the sum over the chunk's valid steps.
-    """
-
-    observation: Observation
-    tokens: tuple[int, ...]
-    logps: tuple[float, ...]
-    rewards_C: tuple[float, ...]
-    valid_C: tuple[bool, ...]
-    terminated: bool
-    truncated: bool
-    value: float = 0.0
-    policy_version: int = 0
-
-
-@dataclass(frozen=True)
-class Episode:
-    """A whole episode of one group member. `error` says why it could not be finished (worker died, timeout, NaN action):
-    such an episode is recorded, counted and not trained on. `final` is the last observation (for bootstrapping)."""
-
-    spec: EnvSpec
-    state: InitialState
-    member: int
-    decisions: tuple[Decision, ...]
-    success_once: bool
-    success_at_end: bool
-    steps: int
-    final: Observation | None = None
-    error: str | None = None
-    frames: Sequence[np.ndarray] = ()
-    info: Mapping[str, Any] = _NOTHING

@@ -1,0 +1,374 @@
+"""Many simulators in worker processes, driven asynchronously; a worker that dies or hangs costs its episodes, not the run.
+
+    from robotics.contract import EnvSpec, initial_states
+    with EnvPool(8, workers=2) as pool:
+        pool.reset(0, EnvSpec("tiny", "push", 24), initial_states("train", 1)[0])
+        for reply in pool.ready(): print(reply.slot, reply.observation.instruction)
+        pool.step(0, np.zeros((4, 2)))
+
+A slot is one episode at a time; its simulator lives in worker `slot % workers` as long as the spec stays the same. States of
+a slot: idle -(reset)-> resetting -> waiting -(step)-> stepping -> waiting, or idle again when the episode has ended. An
+error makes it broken until its next reset. Every reset that was accepted ends in exactly one of: finished, error, abandoned
+(reset again in the middle). Use a pool from one thread.
+"""
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import weakref
+from collections import Counter
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from mmrl.errors import ConfigError
+from robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
+from robotics.pool_process import Pending, WorkerProcess
+from robotics.pool_types import ErrorCause, PoolError, PoolSettings, PoolStats, Reply, SlotState
+from robotics.worker import Answer, Area, Command, Facts
+
+__all__ = ["EnvPool", "PoolError", "PoolSettings", "PoolStats", "Reply"]
+
+_HARD_MEMORY = 1.5  # times memory_gib: an episode that gets there is ended
+
+
+@dataclass
+class _Slot:
+    number: int
+    area: Area
+    state: SlotState = "idle"
+    process: WorkerProcess | None = None  # where the running episode is, or the last one was
+    spec: EnvSpec | None = None
+    made_in: WorkerProcess | None = None  # where its simulator is; None: make a new one
+    resets: int = 0  # of that simulator
+
+    @property
+    def running(self) -> bool:
+        return self.state in ("resetting", "waiting", "stepping")
+
+
+def _close_all(processes: list[WorkerProcess], fds: list[int], owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the process that owns them
+        return
+    for process in processes:
+        process.close()
+    while fds:
+        os.close(fds.pop())
+
+
+def _memory_fd() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("mmrl-slot")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class EnvPool:
+    """`num_slots` slots on `workers` processes. Raises PoolError when a worker does not start."""
+
+    def __init__(self, num_slots: int, workers: int = 2, settings: PoolSettings | None = None) -> None:
+        if num_slots < 1 or workers < 1:
+            raise ConfigError(f"pool: expected at least one slot and one worker, found {num_slots} and {workers}")
+        self.num_slots, self.workers = num_slots, min(workers, num_slots)
+        self.settings = settings or PoolSettings()
+        self.facts: dict[str, Facts] = {}  # by spec.key, once one of its simulators has run
+        self._counts: Counter[str] = Counter()
+        self._causes: Counter[str] = Counter()
+        self._busy, self._peak = [0.0] * self.workers, [0.0] * self.workers
+        self._replies: list[Reply] = []
+        self._failure: PoolError | None = None
+        self._began = time.monotonic()
+        self._fds: list[int] = []
+        self._processes: list[WorkerProcess] = []  # all that may still run
+        self._closer = weakref.finalize(self, _close_all, self._processes, self._fds, os.getpid())
+        try:
+            self._slots = []
+            for number in range(num_slots):
+                self._fds.append(_memory_fd())
+                self._slots.append(_Slot(number, Area(self._fds[-1])))
+            self._current = [self._spawn(worker) for worker in range(self.workers)]
+            self._handshake()
+        except BaseException:
+            self._closer()
+            raise
+
+    # commands
+
+    def reset(self, slot: int, spec: EnvSpec, state: InitialState) -> None:
+        """Start an episode in a slot; returns at once. One that still waits for actions there counts as abandoned."""
+        place = self._place(slot, ("idle", "waiting", "broken"))
+        if place.state == "waiting":
+            self._counts["abandoned"] += 1
+        process = self._current[slot % self.workers]
+        if process.retiring:
+            process = self._current[slot % self.workers] = self._spawn(slot % self.workers)
+            self._counts["restarts"] += 1
+        limit = self.settings.restart_after_resets
+        fresh = (place.made_in is not process or place.spec is None or place.spec.key != spec.key
+                 or 0 < limit <= place.resets)
+        place.resets = 1 if fresh else place.resets + 1
+        place.spec, place.process, place.made_in, place.state = spec, process, process, "resetting"
+        self._counts["episodes"] += 1
+        self._counts["simulators"] += fresh
+        self._retire()
+        size = place.area.grow(len(spec.cameras) * spec.image_size ** 2 * 3)
+        process.send(Command("reset", slot, size, spec, state, fresh))
+
+    def step(self, slot: int, actions_CA: Any, frames: bool = False) -> None:
+        """Execute a chunk (C, A) in a slot that waits for actions; returns at once. Actions that cannot be executed end the
+        episode with an error reply."""
+        place = self._place(slot, ("waiting",))
+        assert place.spec is not None and place.process is not None
+        place.state = "stepping"
+        try:
+            actions = np.asarray(actions_CA, np.float64)
+        except (TypeError, ValueError) as error:
+            text = f"expected actions of shape (C, A), found no array of numbers: {error}"
+            return self._error(place, "chunk", text, "action", time.monotonic())
+        pictures = len(place.spec.cameras) + (len(actions) if frames and actions.ndim == 2 else 0)
+        size = place.area.grow(pictures * place.spec.image_size ** 2 * 3)
+        place.process.send(Command("chunk", slot, size, actions_CA=actions, frames=frames))
+
+    def ready(self, timeout_s: float | None = None) -> list[Reply]:
+        """Replies that have arrived, at most one per slot, waiting up to `timeout_s` for the first (None: without end); empty at
+        once when nothing
+        is under way. Raises PoolError once the budget of respawns is spent and all replies have been handed out."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._pump()
+            if self._replies:
+                replies, self._replies = self._replies, []
+                return replies
+            if self._failure is not None:
+                raise self._failure
+            now = time.monotonic()
+            busy = [p for p in self._processes if p.pending]
+            if not busy or (deadline is not None and now >= deadline):
+                return []
+            until = min([limit for p in busy if (limit := self._limit(p)) is not None] + ([] if deadline is None else [deadline]),
+                        default=now + 1.0)
+            wait([p.connection for p in self._processes], max(0.0, until - now) + 0.001)
+
+    def settle(self) -> None:
+        """Give up every running episode: waits for commands under way and drops their replies; all slots can be reset then.
+        For a caller that ends early."""
+        while any(p.pending for p in self._processes) and self._failure is None:
+            self.ready(1.0)
+        self._replies = []
+        for place in self._slots:
+            if place.running:
+                place.state = "idle"
+                self._counts["abandoned"] += 1
+
+    def state(self, slot: int) -> SlotState:
+        """idle, resetting, waiting (for actions), stepping or broken."""
+        return self._slots[slot].state
+
+    def stats(self) -> PoolStats:
+        """Counters now."""
+        running = sum(slot.running for slot in self._slots)
+        c = self._counts
+        return PoolStats(c["episodes"], c["finished"], c["errors"], c["abandoned"], running, dict(self._causes), c["respawns"],
+                         c["restarts"], c["simulators"], c["resets"], c["chunks"], c["control_steps"], tuple(self._busy),
+                         tuple(self._peak), time.monotonic() - self._began)
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers, in their order."""
+        return [process.pid for process in self._current]
+
+    def close(self) -> None:
+        """End all workers; they get two seconds to close their simulators. May be called more than once."""
+        for process in self._processes:
+            process.ask_to_end()
+        deadline = time.monotonic() + 2.0
+        for process in self._processes:
+            process.close(0.0 if process.pending else max(0.0, deadline - time.monotonic()))
+        for place in self._slots:
+            place.area.close()
+        self._closer()
+        self._processes.clear()
+        self._failure = self._failure or PoolError("expected an open pool, found a closed one")
+
+    def __enter__(self) -> EnvPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # workers
+
+    def _place(self, slot: int, allowed: tuple[SlotState, ...]) -> _Slot:
+        if self._failure is not None:
+            raise self._failure
+        if not 0 <= slot < self.num_slots:
+            raise PoolError(f"expected a slot from 0 to {self.num_slots - 1}, found {slot}")
+        place = self._slots[slot]
+        if place.state not in allowed:
+            mend = ("read its reply with ready() first" if place.state in ("resetting", "stepping") else
+                    "reset it first: it has no running episode")
+            raise PoolError(f"slot {slot}: expected state {' or '.join(allowed)}, found {place.state}; {mend}")
+        return place
+
+    def _spawn(self, worker: int) -> WorkerProcess:
+        areas = {slot.number: slot.area.fd for slot in self._slots if slot.number % self.workers == worker}
+        process = WorkerProcess(worker, areas, hard_gib=_HARD_MEMORY * self.settings.memory_gib,
+                                environment=self.settings.environment)
+        self._processes.append(process)
+        return process
+
+    def _handshake(self) -> None:
+        while waiting := [p for p in self._processes if p.free_since is None]:
+            for process in waiting:
+                left = process.started + self.settings.handshake_s - time.monotonic()
+                if left <= 0:
+                    raise PoolError(f"expected worker {process.worker} to start within {self.settings.handshake_s:g} s, found it "
+                                    f"silent:\n{process.stack()}")
+                if process.connection.poll(left) and not self._hello(process):
+                    raise PoolError(f"expected worker {process.worker} to start, found that {process.ended()[0]}")
+
+    def _hello(self, process: WorkerProcess) -> bool:
+        try:
+            used = process.connection.recv()
+        except (EOFError, ConnectionResetError):
+            return False
+        process.free_since = time.monotonic()
+        if 0 < self.settings.memory_gib <= used:
+            raise ConfigError(f"pool: expected memory_gib above the {used:.2f} GiB of a worker without simulators, found "
+                              f"{self.settings.memory_gib:g}")
+        return True
+
+    def _pump(self) -> None:
+        """Take what has arrived, then look for the dead and the late."""
+        for process in list(self._processes):
+            alive = True
+            try:
+                while alive and process.connection.poll():
+                    if process.free_since is None:
+                        alive = self._hello(process)
+                    else:
+                        self._take(process, process.connection.recv())
+            except (EOFError, ConnectionResetError, OSError):
+                alive = False
+            limit = self._limit(process)
+            if not alive:
+                how, memory = process.ended()
+                self._lost(process, how, "memory" if memory else "crash")
+            elif limit is not None and time.monotonic() >= limit:
+                self._late(process)
+        self._retire()
+
+    def _limit(self, process: WorkerProcess) -> float | None:
+        """When the process is late."""
+        if process.free_since is None:
+            return process.started + self.settings.handshake_s
+        since = process.head_since()
+        if since is None:
+            return None
+        head = process.pending[0].command
+        if head.kind == "chunk":
+            return since + self.settings.step_s
+        return since + self.settings.reset_s + (self.settings.handshake_s if head.fresh else 0.0)
+
+    def _late(self, process: WorkerProcess) -> None:
+        what = "handshake" if process.free_since is None else process.pending[0].command.kind
+        limit = self._limit(process)
+        assert limit is not None
+        seconds = limit - (process.head_since() or process.started)
+        self._lost(process, f"no answer to a {what} within {seconds:g} s, worker ended; where it was:\n{process.stack()}",
+                   "timeout")
+
+    def _take(self, process: WorkerProcess, answer: Answer) -> None:
+        item = process.pending.popleft()
+        process.free_since = answer.ended
+        place, command = self._slots[answer.slot], item.command
+        assert command.slot == answer.slot and place.process is process, "an answer of another slot"
+        self._busy[process.worker] += answer.ended - answer.started
+        self._peak[process.worker] = max(self._peak[process.worker], answer.rss_gib)
+        self._counts["resets" if command.kind == "reset" else "chunks"] += 1
+        process.trim()
+        if 0 < self.settings.memory_gib < answer.rss_gib:
+            process.retiring = True
+        if answer.error is not None:
+            if answer.cause != "action":
+                place.made_in = None
+            return self._error(place, command.kind, answer.error, answer.cause, answer.started, answer.ended)
+        self._answered(place, command, answer)
+
+    def _answered(self, place: _Slot, command: Command, answer: Answer) -> None:
+        assert place.spec is not None and place.process is not None and answer.proprio is not None
+        if answer.facts is not None:
+            self.facts[place.spec.key] = answer.facts
+        side, cameras = place.spec.image_size, place.spec.cameras
+        images = {camera: place.area.read(number, side) for number, camera in enumerate(cameras)}
+        observation = Observation(images, answer.proprio, answer.instruction)
+        reply = Reply(place.number, command.kind, place.process.worker, answer.started, answer.ended, observation)
+        place.state = "waiting"
+        if command.kind == "chunk":
+            assert answer.steps is not None
+            frames = tuple(place.area.read(len(cameras) + number, side) for number in range(answer.num_frames))
+            chunk = ChunkResult(observation, frames=frames, **answer.steps)
+            self._counts["control_steps"] += int(chunk.valid_C.sum())
+            if chunk.done:
+                place.state = "idle"
+                self._counts["finished"] += 1
+            reply = replace(reply, observation=None, chunk=chunk)
+        self._replies.append(reply)
+
+    def _error(self, place: _Slot, kind: Literal["reset", "chunk"], text: str, cause: ErrorCause, started: float,
+               ended: float | None = None) -> None:
+        place.state = "broken"
+        self._counts["errors"] += 1
+        self._causes[cause] += 1
+        now = time.monotonic() if ended is None else ended
+        self._replies = [reply for reply in self._replies if reply.slot != place.number]  # not handed out, and out of date now
+        self._replies.append(Reply(place.number, kind, place.number % self.workers, min(started, now), now, error=text,
+                                   cause=cause))
+
+    def _lost(self, process: WorkerProcess, how: str, cause: ErrorCause) -> None:
+        """A worker is gone: its episodes end with errors, resets it had not begun go to its successor."""
+        now, began = time.monotonic(), process.free_since is not None
+        since, pending = process.head_since() or now, list(process.pending)
+        process.pending.clear()
+        process.close()
+        self._processes.remove(process)
+        worker, blamed = process.worker, pending[0] if pending and began else None
+        kept = [item for item in pending if item.command.kind == "reset" and item is not blamed]
+        if blamed is not None:
+            self._busy[worker] += now - since
+            self._error(self._slots[blamed.command.slot], blamed.command.kind, how, cause, since)
+        resent = {item.command.slot for item in kept}
+        for place in self._slots:
+            if place.process is process and place.running and place.number not in resent:
+                text = f"lost with its worker ({f'slot {blamed.command.slot}' if blamed else 'no command under way'}): {how}"
+                self._error(place, "chunk", text, "neighbour" if blamed else cause, now)
+        self._counts["respawns"] += 1
+        if self._counts["respawns"] > self.settings.respawns:
+            self._fail(how)
+        elif self._current[worker] is process:
+            self._current[worker] = self._spawn(worker)
+        for item in kept:
+            self._send_again(item, self._current[worker], how)
+
+    def _send_again(self, item: Pending, process: WorkerProcess, how: str) -> None:
+        place = self._slots[item.command.slot]
+        if self._failure is not None:
+            return self._error(place, "reset", f"lost with its worker: {how}", "neighbour", time.monotonic())
+        place.process = place.made_in = process
+        place.resets = 1
+        process.send(replace(item.command, fresh=True))
+
+    def _fail(self, how: str) -> None:
+        self._failure = PoolError(f"expected at most {self.settings.respawns} workers to die or hang, found one more; raise "
+                                  f"respawns if simulators are known to be unstable. The last: {how}")
+
+    def _retire(self) -> None:
+        """End replaced workers that have no running episode left."""
+        for process in list(self._processes):
+            if process.retiring and self._current[process.worker] is not process and not any(
+                    slot.process is process and slot.running for slot in self._slots):
+                self._processes.remove(process)
+                process.close()

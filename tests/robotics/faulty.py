@@ -1,0 +1,99 @@
+"""The tiny simulator with faults, for tests and for scripts/torture_pool.py: suite 'tests.robotics.faulty:FaultySimulator'.
+
+Options on top of the tiny ones: fault (one of FAULTS), at (the control step that has it, 1 the first), states (indices of
+the initial states that have it; default all), once (a path: the first episode that creates this file has it, no other),
+chaos (probability that an episode has a fault drawn from `faults` by its seed and by its row, which counts attempts).
+"""
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from robotics.contract import EnvSpec, InitialState, Observation, StepResult
+from robotics.tiny import TinySimulator
+
+FAULTS = ("kill", "exit", "hang", "raise", "memory", "kill_reset", "hang_reset", "raise_reset", "leak", "leak_object",
+          "bad_picture", "noise", "raise_close")
+_OWN = {"fault": "", "at": 1, "states": None, "once": "", "chaos": 0.0, "faults": FAULTS, "leak_mib": 24}
+_leaked: list[bytearray] = []
+
+
+def chaos_fault(options: dict[str, Any], state: InitialState) -> str:
+    """The fault of an episode under `chaos`, '' for none."""
+    rng = np.random.default_rng([state.seed, state.row or 0, 77])
+    return str(rng.choice(options["faults"])) if rng.random() < options["chaos"] else ""
+
+
+def _filled(mebibytes: int) -> bytearray:
+    return bytearray(os.urandom(1 << 20) * mebibytes)  # touched, so it is resident
+
+
+class FaultySimulator(TinySimulator):
+    def __init__(self, spec: EnvSpec) -> None:
+        self.own = {**_OWN, **{k: v for k, v in spec.options.items() if k in _OWN}}
+        assert self.own["fault"] in ("", *FAULTS)
+        super().__init__(replace(spec, options={k: v for k, v in spec.options.items() if k not in _OWN}))
+        self.spec = spec
+        self.fault = ""
+        self.kept: list[bytearray] = []
+
+    def _chosen(self, state: InitialState) -> str:
+        if self.own["chaos"]:
+            return chaos_fault(self.own, state)
+        if self.own["states"] is not None and state.index not in self.own["states"]:
+            return ""
+        if self.own["once"]:
+            try:
+                os.close(os.open(self.own["once"], os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return ""
+        return str(self.own["fault"])
+
+    def reset(self, state: InitialState) -> None:
+        self.fault = self._chosen(state)
+        if self.fault in ("kill_reset", "hang_reset", "raise_reset"):
+            self._do(self.fault.removesuffix("_reset"))
+        if self.fault == "leak":
+            _leaked.append(_filled(self.own["leak_mib"]))
+        if self.fault == "leak_object":
+            self.kept.append(_filled(self.own["leak_mib"]))
+        super().reset(state)
+
+    def step(self, action_A: np.ndarray) -> StepResult:
+        if self.steps + 1 == self.own["at"]:
+            self._do(self.fault)
+        return super().step(action_A)
+
+    def observe(self) -> Observation:
+        seen = super().observe()
+        if self.fault == "bad_picture" and self.steps:
+            return replace(seen, images={name: picture[:-1] for name, picture in seen.images.items()})
+        return seen
+
+    def close(self) -> None:
+        if self.own["fault"] == "raise_close":
+            raise RuntimeError("cannot close")
+
+    def _do(self, fault: str) -> None:
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "exit":
+            print("the driver gave up", file=sys.stderr, flush=True)
+            os._exit(3)
+        elif fault == "hang":
+            while True:
+                time.sleep(0.05)
+        elif fault == "raise":
+            raise ValueError("the physics exploded")
+        elif fault == "memory":
+            _leaked.append(_filled(1024))
+            time.sleep(5)
+        elif fault == "noise":
+            print("noise on stdout")
+            os.write(1, b"noise from C\n")
