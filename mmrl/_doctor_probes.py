@@ -16,13 +16,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mmrl._doctor_children import ChildFailure, ask
 from mmrl._vulkan import mesa_version
 from mmrl.startup import find_shadows
 
-__all__ = ["PROBES", "Finding", "Status"]
+__all__ = ["PROBES", "Finding", "Status", "vulkan_state"]
 
 Status = Literal["ok", "missing", "warn", "bad"]
 OLDEST_MESA = (25, 0, 0)  # software Vulkan that ManiSkill's renderer accepts
@@ -229,25 +229,30 @@ def probe_decoders() -> list[Finding]:
 
 def probe_vulkan() -> list[Finding]:
     """A real Vulkan instance and its devices; software Vulkan needs a recent Mesa."""
+    return [vulkan_state()[1]]
+
+
+def vulkan_state() -> tuple[list[dict[str, Any]], Finding]:
+    """Every Vulkan device (see mmrl._vulkan.devices) and what `mmrl doctor` says about them, asked in a child process."""
     purpose = "pictures from ManiSkill (state-only tasks run without)"
     try:
         ask("load_library", "libvulkan.so.1", timeout=30)
     except ChildFailure:
-        return [Finding("Vulkan", "missing", "no libvulkan.so.1", purpose, _mesa_mend())]
+        return [], Finding("Vulkan", "missing", "no libvulkan.so.1", purpose, _mesa_mend())
     try:
         devices = ask("vulkan_devices", timeout=60)["devices"]
     except ChildFailure as failure:
         if "no driver found" in str(failure):
-            return [Finding("Vulkan", "missing", "libvulkan.so.1, but no driver", purpose, _mesa_mend())]
-        return [Finding("Vulkan", "bad", f"no instance: {failure}", purpose, _mesa_mend())]
+            return [], Finding("Vulkan", "missing", "libvulkan.so.1, but no driver", purpose, _mesa_mend())
+        return [], Finding("Vulkan", "bad", f"no instance: {failure}", purpose, _mesa_mend())
     if not devices:
-        return [Finding("Vulkan", "bad", "an instance, but no device", purpose, _mesa_mend())]
+        return [], Finding("Vulkan", "bad", "an instance, but no device", purpose, _mesa_mend())
     found = "; ".join(f"{device['name']} [{device['driver_info'] or device['driver']}]" for device in devices)
     software = [mesa_version(device["driver_info"]) for device in devices if device["type"] == "CPU"]
     too_old = [version is not None and version < OLDEST_MESA for version in software]
     if len(software) == len(devices) and all(too_old):
-        return [Finding("Vulkan", "warn", f"{found}: software Vulkan of a Mesa before 25", purpose, _mesa_mend())]
-    return [Finding("Vulkan", "ok", found, purpose)]
+        return devices, Finding("Vulkan", "warn", f"{found}: software Vulkan of a Mesa before 25", purpose, _mesa_mend())
+    return devices, Finding("Vulkan", "ok", found, purpose)
 
 
 def _mesa_mend() -> str:
@@ -256,9 +261,23 @@ def _mesa_mend() -> str:
     text = release.read_text() if release.is_file() else ""
     if "VERSION_CODENAME=bookworm" not in text:
         return _apt("libvulkan1 mesa-vulkan-drivers") + "  # Mesa 25 or newer"
-    suite = "deb http://deb.debian.org/debian bookworm-backports main"
-    return (f"echo '{suite}' | {_SUDO}tee /etc/apt/sources.list.d/backports.list && {_SUDO}apt-get update && "
-            + _apt("libvulkan1 mesa-vulkan-drivers/bookworm-backports"))
+    install = _apt("libvulkan1 mesa-vulkan-drivers/bookworm-backports")
+    suites = _apt_suites()
+    if "bookworm-backports" in suites:
+        return f"{_SUDO}apt-get update && {install}"
+    suite = f"deb {suites.get('bookworm', 'http://deb.debian.org/debian')} bookworm-backports main"
+    return f"echo '{suite}' | {_SUDO}tee /etc/apt/sources.list.d/backports.list && {_SUDO}apt-get update && {install}"
+
+
+def _apt_suites() -> dict[str, str]:
+    """Suite -> mirror of its component 'main', as apt reads its sources in whatever format; {} without apt."""
+    if shutil.which("apt-get") is None:
+        return {}
+    command = ["apt-get", "indextargets", "--no-release-info", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)",
+               "Created-By: Packages"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return {row[1]: row[0].rstrip("/") for row in reversed(rows) if len(row) == 3 and row[2] == "main"}
 
 
 def probe_programs() -> list[Finding]:
@@ -282,16 +301,17 @@ def probe_programs() -> list[Finding]:
 def probe_simulators() -> list[Finding]:
     """ManiSkill and LIBERO by their installed versions; importing them is left to the first episode."""
     mani_skill, libero, mujoco = _version("mani_skill"), _version("hf-libero", "libero"), _version("mujoco")
+    mend = _pip("mani_skill==3.0.1")
+    if sys.version_info >= (3, 13):
+        mend = f"use Python 3.10 to 3.12: ManiSkill has no release for {platform.python_version()}"
     findings = [Finding("mani_skill", "ok", mani_skill, "ManiSkill tasks") if mani_skill else
-                Finding("mani_skill", "missing", "not installed", "ManiSkill tasks", _pip("mani_skill==3.0.1"))]
+                Finding("mani_skill", "missing", "not installed", "ManiSkill tasks", mend)]
     if libero is None:
-        mend = _pip("--no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1")
+        mend = (_pip("'mujoco>=3.3,<3.4' numba easydict cloudpickle future gymnasium h5py imageio matplotlib networkx termcolor "
+                     "opencv-python-headless") + " && " + _pip("--no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1"))
         findings.append(Finding("libero", "missing", "not installed", "LIBERO suites", mend))
     else:
-        config = Path(os.environ.get("LIBERO_CONFIG_PATH", "~/.libero")).expanduser() / "config.yaml"
-        findings.append(Finding("libero", "ok", libero, "LIBERO suites") if config.is_file() else Finding(
-            "libero", "warn", f"{libero}, without {config}: its first import stops and asks on the terminal",
-            "LIBERO suites", "echo N | python -c 'import libero.libero'"))
+        findings.append(Finding("libero", "ok", libero, "LIBERO suites"))
     pin = _pip("'mujoco>=3.3,<3.4'")
     if mujoco is None:
         findings.append(Finding("mujoco", "missing", "not installed", "LIBERO suites", pin))

@@ -47,6 +47,12 @@ rm -f "$stamp"  # an interrupted run leaves no stamp, so the next one repairs it
 "$python" -m pip install --quiet 'pip>=24'
 "$python" scripts/install_torch.py constraints.txt "$VENV/.mmrl-constraints.txt"
 "$python" -m pip install -c "$VENV/.mmrl-constraints.txt" -e '.[dev]'
+# LIBERO without its declared requirements (see pyproject.toml); what it imports came with the extra 'robotics'.
+"$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps hf-libero robosuite bddl
+if ! "$python" -c 'import importlib.metadata as m; m.version("mani_skill")' 2>/dev/null; then
+    echo "setup: ManiSkill has no release for $("$python" --version 2>&1) on $(uname -sm): it needs Python 3.10 to 3.12" \
+        "(on Linux: x86-64). Everything else works; for ManiSkill: rm -rf $VENV && PYTHON=python3.12 make install" >&2
+fi
 
 if ! "$python" scripts/install_torch.py --has-gpu; then
     cuda="$("$python" -m pip list --format=freeze | grep -iE '^(nvidia|cuda)-' | grep -viE '^nvidia-ml-py' || true)"

@@ -1,0 +1,132 @@
+"""robosuite's own tasks as simulators: real mujoco, software rendering.
+
+    MUJOCO_GL=osmesa pytest tests/robotics/test_robosuite_sim.py
+"""
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmrl.errors import ConfigError, MissingExtraError
+from robotics import robosuite as bridge
+from robotics.contract import EnvSpec, initial_states, make_simulator
+
+if importlib.util.find_spec("robosuite") is None:
+    pytest.skip(f"needs robosuite: {bridge.ArmSimulator.install}", allow_module_level=True)
+
+TASKS = ("Lift", "Stack", "PickPlaceCan", "NutAssemblySquare", "Door")
+
+
+def _spec(task: str, **changes: Any) -> EnvSpec:
+    return EnvSpec("robosuite", task, **{"horizon": 100, "image_size": 64, "options": {"gl": "osmesa"}, **changes})
+
+
+@pytest.mark.parametrize(("spec", "words"), [
+    (_spec("Lft"), "Did you mean 'Lift'?"),
+    (_spec("Lift", cameras=("bas",)), "Did you mean 'base'?"),
+    (_spec("Lift", options={"gll": 1}), "Did you mean 'gl'?"),
+])
+def test_what_does_not_exist(spec: EnvSpec, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_simulator(spec)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("version", "warned"),
+                         [("3.3.7", False), ("3.4.0", True), ("4.0.0", True), ("3.10.1", True), ("2.3.7", False)])
+def test_mujoco_from_3_4_on_is_warned_about(version: str, warned: bool) -> None:
+    assert (bridge.mujoco_warning(version) is not None) == warned
+
+
+def test_axis_angle_against_scipy() -> None:
+    """Equal rotations; with w >= 0 also equal vectors (LIBERO's formula keeps the sign of w, scipy's takes the short way)."""
+    from scipy.spatial.transform import Rotation
+
+    quaternions = Rotation.random(50, random_state=0).as_quat()
+    for quaternion in [*quaternions, np.array([0, 0, 0, 1.0]), np.array([1.0, 0, 0, 0])]:
+        found = Rotation.from_rotvec(bridge.axis_angle(quaternion))
+        assert (found * Rotation.from_quat(quaternion).inv()).magnitude() < 1e-6
+        if quaternion[3] >= 0:
+            assert np.allclose(bridge.axis_angle(quaternion), Rotation.from_quat(quaternion).as_rotvec(), atol=1e-6)
+
+
+def test_a_missing_gl_library_names_package_and_alternative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "_GL_LIBRARIES", {"osmesa": ("libnone.so",), "egl": ("libnone.so",)})
+    monkeypatch.setitem(sys.modules, "robosuite.utils.binding_utils", SimpleNamespace(_MUJOCO_GL="osmesa"))
+    with pytest.raises(MissingExtraError, match=r"apt-get install libosmesa6\) or choose the other: MUJOCO_GL=egl"):
+        bridge.choose_gl("osmesa")
+
+
+def test_the_environment_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    with pytest.raises(ConfigError, match=r"expected auto, osmesa or egl \(option gl or MUJOCO_GL\), found 'glfw'"):
+        bridge.choose_gl("auto")
+
+
+def test_another_robosuite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "robosuite", SimpleNamespace(__version__="1.5.2"))
+    with pytest.raises(MissingExtraError, match=r"expected robosuite 1\.4 .* found 1\.5\.2"):
+        bridge.import_robosuite("pip install X")
+
+
+@pytest.mark.slow
+@pytest.mark.render("libOSMesa.so.8")
+class TestEpisodes:
+    @pytest.mark.parametrize("task", TASKS)
+    def test_a_state_starts_the_same_way_every_time(self, task: str) -> None:
+        simulator = make_simulator(_spec(task, cameras=("base", "wrist")))
+        first, second = initial_states("train", 2)
+        seen = []
+        for state in (first, second, first):
+            simulator.reset(state)
+            for _ in range(2):
+                simulator.step(np.full(7, 0.2))
+            observation = simulator.observe()
+            seen.append([*(picture.tobytes() for picture in observation.images.values()), observation.proprio.tobytes()])
+        versions = simulator.versions()
+        simulator.close()
+        assert seen[0] == seen[2] != seen[1]
+        assert versions["render"] == "osmesa" and versions["robosuite"].startswith("1.4") and versions["renderer"]
+        assert observation.images["base"].std() > 10 and observation.proprio.shape == (simulator.proprio_dim,)
+
+    def test_pictures_equal_those_of_an_environment_that_renders_every_step(self) -> None:
+        import robosuite
+
+        state = initial_states("eval", 1)[0]
+        actions = np.random.default_rng(0).uniform(-1, 1, (5, 7))
+        simulator = make_simulator(_spec("Lift"))
+        simulator.reset(state)
+        for action in actions:
+            simulator.step(action)
+        ours = simulator.observe()
+        simulator.close()
+        controller = robosuite.load_controller_config(default_controller="OSC_POSE")
+        own = robosuite.make("Lift", robots="Panda", controller_configs=controller, has_renderer=False, control_freq=20,
+                             camera_names="agentview", camera_heights=64, camera_widths=64)
+        np.random.seed(state.seed)
+        own.reset()
+        for action in actions:
+            seen, *_ = own.step(action)
+        own.close()
+        assert np.array_equal(ours.images["base"], seen["agentview_image"][::-1])
+        assert np.array_equal(ours.proprio[:3], seen["robot0_eef_pos"].astype(np.float32))
+
+    def test_the_expert_lifts(self) -> None:
+        simulator = make_simulator(_spec("Lift"))
+        simulator.reset(initial_states("train", 1)[0])
+        expert = simulator.expert(np.random.default_rng(0), noise=0.1)
+        for _ in range(simulator.spec.horizon):
+            result = simulator.step(expert()[0])
+            if result.terminated:
+                break
+        simulator.close()
+        assert result.success and result.reward > 0
+
+    def test_no_expert_for_the_others(self) -> None:
+        with pytest.raises(ConfigError, match="expected a task with a scripted expert, found robosuite/Door"):
+            make_simulator(_spec("Door")).expert(np.random.default_rng(0))
