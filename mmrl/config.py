@@ -7,19 +7,21 @@ Unknown keys are errors with a did-you-mean. `mmrl config FILE` prints the resol
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from mmrl.config_data import CurriculumStage, DataConfig, DataSource, OfflineConfig, PassRateConfig, Section, SelectionConfig
+from mmrl.config_data import ScheduleConfig as ScheduleConfig
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = [
     "AlarmConfig", "AlgorithmConfig", "ContrastConfig", "CurriculumStage", "DataConfig", "DataSource", "EMAConfig", "EvalConfig",
     "KLConfig", "LoraSettings", "ModelConfig", "OfflineConfig", "OptimConfig", "PassRateConfig", "RewardConfig", "RolloutConfig",
-    "RunConfig", "SelectionConfig", "TrainConfig", "effective_threads", "load_config", "merge", "parse_overrides",
+    "RunConfig", "ScheduleConfig", "SelectionConfig", "TrainConfig", "effective_threads", "load_config", "load_config_as", "merge",
+    "parse_overrides",
 ]
 
 
@@ -90,6 +92,8 @@ class ContrastConfig(_Section):
     """Rollouts on a changed input beside each group: T-GRPO's shuffled frames and relatives (mmrl/algorithms/contrast.py).
 
     Groups whose input the change cannot touch (pictures and one-frame clips for shuffle, text for all) have none.
+    With advantage_scale std and rewards that are only right or wrong, the bonus cancels: it needs a second reward part, or
+    advantage_scale none, batch or ema.
     """
 
     kind: Literal["none", "shuffle", "mirror", "mask", "question_only"] = "none"
@@ -212,6 +216,7 @@ class RunConfig(_Section):
     eval: EvalConfig = EvalConfig()
     alarms: AlarmConfig = AlarmConfig()
     train: TrainConfig = TrainConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
@@ -351,20 +356,28 @@ def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     return list(model.model_fields)
 
 
-def _explain(error: ValidationError, origin: str) -> str:
+def _explain(error: ValidationError, origin: str, kind: type[BaseModel]) -> str:
     lines = []
     for item in error.errors():
         where = ".".join(str(p) for p in item["loc"])
         if item["type"] == "extra_forbidden":
-            known = _known_keys(RunConfig, item["loc"][:-1])
+            known = _known_keys(kind, item["loc"][:-1])
             lines.append(f"  unknown key '{where}'.{did_you_mean(str(item['loc'][-1]), known)} Known here: {', '.join(known)}")
         else:
             lines.append(f"  {where or 'config'}: {item['msg']}, found {item['input']!r}"[:500])
     return f"{origin}: {len(lines)} problem(s) in the configuration\n" + "\n".join(lines)
 
 
+C = TypeVar("C", bound=RunConfig)
+
+
 def load_config(path: str | Path | None = None, overrides: list[str] | None = None) -> RunConfig:
     """Read a YAML file (or start from the defaults) and apply dotted overrides. Raises ConfigError listing every problem."""
+    return load_config_as(RunConfig, path, overrides)
+
+
+def load_config_as(kind: type[C], path: str | Path | None = None, overrides: list[str] | None = None) -> C:
+    """`load_config` for a configuration with sections of its own."""
     tree: Any = {}
     if path is not None:
         try:
@@ -379,6 +392,6 @@ def load_config(path: str | Path | None = None, overrides: list[str] | None = No
             raise ConfigError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
     tree = merge(_fix_floats(tree), parse_overrides(overrides or []))
     try:
-        return RunConfig.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, str(path or "configuration"))) from error
+        raise ConfigError(_explain(error, str(path or "configuration"), kind)) from error

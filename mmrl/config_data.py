@@ -1,4 +1,4 @@
-"""The data section of a run's configuration: sources, their mix, curriculum and selection. Part of mmrl.config.
+"""The data section of a run's configuration: sources, their mix, curriculum and selection; its schedule. Part of mmrl.config.
 
     data:
       train:
@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-__all__ = ["CurriculumStage", "DataConfig", "DataSource", "OfflineConfig", "PassRateConfig", "Section", "SelectionConfig"]
+__all__ = ["CurriculumStage", "DataConfig", "DataSource", "OfflineConfig", "PassRateConfig", "ScheduleConfig", "Section",
+           "SelectionConfig"]
 
 Bounds = tuple[float | None, float | None]
 Missing = Literal["error", "keep", "drop"]
@@ -117,6 +118,29 @@ class OfflineConfig(Section):
     replace: bool = True  # they take the place of rollouts; false: groups grow
     only_when_failing: bool = False  # only in groups without a right rollout (all rollouts are made, then the last replaced)
     until: float = Field(1.0, gt=0, le=1)  # share of train.steps after which none are added
+
+
+class ScheduleConfig(Section):
+    """When rollouts, rewards and training run (mmrl/pipeline.py). All kinds train on the same groups, but async rolls some of
+    them out with older weights. Several processes: serial only."""
+
+    kind: Literal["serial", "pipelined", "async"] = "serial"
+    # ^ pipelined: a group is trained on while the next ones are rolled out; async: so are groups of the steps after it
+    order: Literal["arrival", "key"] = "arrival"  # key: groups are trained on in fixed order, bit for bit as serial where the
+    # ^ micro-batches are the same; prompts close in fixed order by themselves, so that both are one for them
+    staleness: int = Field(1, ge=0)  # async: oldest weights (in versions) a group may have been rolled out with
+    wave: int | None = Field(None, ge=1)  # prompts answered, scored and handed to training together; null: an eighth of
+    # ^ train.prompts_per_step, at least 1 (serial: always all)
+    correction: Literal["none", "truncate", "mask"] = "truncate"  # async: tokens of older weights count w = now / then (their
+    # ^ probabilities) times, at most threshold times (truncate) or not at all beyond it (mask); mmrl/algorithms/staleness.py
+    threshold: float = Field(2.0, gt=0)
+    timeline: int = Field(0, ge=0)  # every how many steps RUN/timeline is written, for the report (0: never)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> ScheduleConfig:
+        if self.kind == "async" and self.staleness < 1:
+            raise ValueError("schedule.kind async needs schedule.staleness of at least 1; with 0 it is pipelined")
+        return self
 
 
 class VideoConfig(Section):

@@ -26,8 +26,8 @@ from mmrl.algorithms import (
 )
 from mmrl.config import RunConfig
 from mmrl.errors import RewardError
+from mmrl.group_rewards import is_usable, score_of, training_parts, training_rewards, usable
 from mmrl.offline import on_policy
-from mmrl.schedule import is_usable, score_of, training_parts, training_rewards, usable
 from mmrl.types import Group, Sample
 from mmrl.world import World
 

@@ -27,11 +27,11 @@ from mmrl.errors import DataError, MediaError
 from mmrl.eval_official import run_benchmarks
 from mmrl.eval_tables import ALWAYS, Group, group_of, measured_metrics, summarize, value_of
 from mmrl.eval_views import MODE, view_gaps
+from mmrl.group_rewards import score_origin
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.runlog import write_json
-from mmrl.schedule import score_origin
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.types import RewardContext, Sample, Score, StopReason
 from mmrl.versions import versions

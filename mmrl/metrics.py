@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from mmrl.algorithms import has_signal
+from mmrl.group_rewards import accuracies, score_of
 from mmrl.offline import is_right, on_policy
-from mmrl.schedule import StepTally, accuracies, score_of
+from mmrl.schedule import StepTally
 from mmrl.scoring import is_reward_failure
 from mmrl.types import Group, StopReason
 from mmrl.update import SourceStats, UpdateResult

@@ -20,7 +20,7 @@ import yaml
 
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError
-from mmrl.schedule import score_of
+from mmrl.group_rewards import score_of
 from mmrl.types import Group
 from mmrl.versions import versions
 

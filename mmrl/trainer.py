@@ -3,11 +3,15 @@
     Trainer(load_config("configs/grounding.yaml")).fit()
 
 A run killed at any moment and resumed equals the uninterrupted run bit for bit (one CPU process): noise and order are
-functions of the seed and the step, and everything else is in the checkpoint.
+functions of the seed and the step, and everything else is in the checkpoint. Only async runs differ: after a resume, the
+groups that had been rolled out ahead are rolled out with newer weights.
 """
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,17 +21,19 @@ from mmrl.checkpoint import Checkpoints
 from mmrl.config import RunConfig, effective_threads
 from mmrl.data import load_sources, prompt_stream, write_rejected, write_skipped
 from mmrl.errors import CheckpointError, ConfigError, MMRLError, NonFiniteError, RewardError, did_you_mean
-from mmrl.evaluate import EvalSettings, evaluate, flat_metrics, protocol_of, write_evaluation
+from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.optim import build_optimizer
+from mmrl.pipeline import IteratorSource, Outcome, Pipeline, PipelineSettings
 from mmrl.policy.loading import load_policy
-from mmrl.policy.policy import Policy
 from mmrl.prefetch import prefetching
 from mmrl.rollout import PrefillOnceEngine
 from mmrl.runlog import RunFolder, rollout_rows, write_json
-from mmrl.schedule import SerialSchedule, sampling_settings
+from mmrl.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
 from mmrl.scoring import Scorer
+from mmrl.timeline import Timeline
 from mmrl.trackers import Trackers
+from mmrl.types import Group
 from mmrl.update import Updater, UpdateResult
 from mmrl.world import World
 
@@ -36,6 +42,9 @@ __all__ = ["Trainer"]
 
 class Trainer:
     """One run. `on_event(kind, payload)` is told 'start', 'step', 'eval', 'alarm', 'checkpoint' and 'end' (main process)."""
+
+    updater: Any  # what trains: its number of optimizer steps is in checkpoints
+    pipeline: Any = None  # a mmrl.pipeline.Pipeline while the run is open; None for serial runs
 
     def __init__(self, config: RunConfig, *, resume: bool = False, overwrite: bool = False, on_event: Any = None) -> None:
         if (threads := effective_threads(config)) is not None:
@@ -52,21 +61,27 @@ class Trainer:
         steps = self.checkpoints.steps() if resume else []
         self.start_step = steps[-1] if steps else 0
         torch.manual_seed(config.seed)
-        self.train_sources = load_sources(config.data.train, on_error=config.data.on_error)
-        self.eval_sources = load_sources(config.data.eval, on_error=config.data.on_error, where="data.eval")
-        prompt_stream(config, self.train_sources)  # a curriculum that does not fit the data must fail before a model is loaded
+        self._load_data()
         self.policy = self._load_policy()
         self.optimizer = build_optimizer(self.policy.trainable(), config.optim)
-        self.engine = PrefillOnceEngine(self.policy)
         self.alarms = AlarmBoard(config.alarms)
         self.best: float | None = None
         self.best_step = 0
+        self._tally = StepTally()
+        self._position: dict[str, Any] | None = None  # async: of the schedule after the step just trained
 
-    def _load_policy(self) -> Policy:
+    def _load_data(self) -> None:
+        if self.world.size > 1 and (kind := self.config.schedule.kind) != "serial":
+            raise ConfigError(f"expected schedule.kind serial in a run of {self.world.size} processes, found {kind}: it overlaps "
+                              "rollout and training within one process; start one process, or set schedule.kind: serial")
+        self.train_sources = load_sources(self.config.data.train, on_error=self.config.data.on_error)
+        self.eval_sources = load_sources(self.config.data.eval, on_error=self.config.data.on_error, where="data.eval")
+        prompt_stream(self.config, self.train_sources)  # a curriculum that does not fit the data must fail before a model is loaded
+
+    def _load_policy(self) -> Any:
         weights = self.checkpoints.path(self.start_step) if self.start_step else None
         try:
-            return load_policy(self.config.model, self.config.data, needs_reference=self.config.algorithm.kl.coef > 0,
-                               device=self.world.device, weights=weights)
+            return self._read_policy(weights)
         except MMRLError:
             raise
         except Exception as error:  # safetensors has its own exception type for damaged files
@@ -74,16 +89,40 @@ class Trainer:
                 raise
             raise self.checkpoints.unreadable(self.start_step, error) from error
 
-    def fit(self) -> dict[str, Any]:
-        """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do."""
+    def _read_policy(self, weights: Path | None) -> Any:
+        """The policy of model.path, or of the checkpoint folder `weights`."""
+        policy = load_policy(self.config.model, self.config.data, needs_reference=self.config.algorithm.kl.coef > 0,
+                             device=self.world.device, weights=weights)
+        self.engine = PrefillOnceEngine(policy)
+        return policy
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Everything that answers, scores and trains, while it is open."""
         specs = [(s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)]
         tasks = [s.task for s in (*self.train_sources, *self.eval_sources)]
         r, encoder = self.config.reward, self.policy.encoder
         with prefetching(self.config.data, [encoder.visuals]) as [encoder.ahead], Scorer(
-                specs, tasks, workers=r.workers, timeout_s=r.timeout_s) as scorer:
-            self.scorer = scorer
-            self.schedule = SerialSchedule(self.config, self.policy, self.engine, scorer, self.train_sources, self.world)
+                specs, tasks, workers=r.workers, timeout_s=r.timeout_s) as self.scorer:
+            self.schedule = SerialSchedule(self.config, self.policy, self.engine, self.scorer, self.train_sources, self.world)
             self.updater = Updater(self.config, self.policy, self.optimizer, self.schedule.stream, self.world)
+            self.timeline = self.schedule.timeline = Timeline({"infer": 1, "reward": 1, "train": 1})
+            with ExitStack() as stack:
+                if self.config.schedule.kind != "serial":
+                    self.pipeline = stack.enter_context(self._pipeline())
+                    self.schedule.exclusive = self.pipeline.exclusive
+                yield
+
+    def _pipeline(self) -> Pipeline[Group, UpdateResult]:
+        """The executor of pipelined and async runs."""
+        s, train = self.config.schedule, self.config.train
+        settings = PipelineSettings(schedule=s.kind, order=s.order, staleness=s.staleness if s.kind == "async" else 0)
+        source = IteratorSource(self.schedule.groups, train.prompts_per_step, GroupPlaces())
+        return Pipeline(source, self.updater, settings, last_step=train.steps, version=self.start_step, timeline=self.timeline)
+
+    def fit(self) -> dict[str, Any]:
+        """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do."""
+        with self._working():
             self._restore()
             trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
             status = "failed"
@@ -105,14 +144,13 @@ class Trainer:
         if step:
             state = self.checkpoints.load_state(step, self.optimizer)
             old, new = state["identity"], _identity(self.config.model_dump(mode="json"))
+            old = {**_identity({"schedule": type(self.config.schedule)().model_dump(mode="json")}), **old}  # keys it may not know
             changed = [f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
             if changed:
                 raise ConfigError("cannot resume: it would no longer be the same run. Changed since the checkpoint: "
                                   f"{'; '.join(changed)}. Restore them, or start a new run (name=...)")
-            self.schedule.load_state_dict(state["schedule"])
             self.alarms.load_state_dict(state["alarms"])
-            self.updater.credit.load_state_dict(state["credit"])
-            self.updater.updates, self.policy.version = state["updates"], state["version"]
+            self._load_state(state)
             self.best, self.best_step = state["best"], state["best_step"]
         if self.world.is_main:
             if step or not self.overwrite:
@@ -128,37 +166,89 @@ class Trainer:
                                     "trainable": sum(p.numel() for _, p in self.policy.trainable())})
         self.world.barrier()
 
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside weights, optimizer and alarms; JSON values."""
+        return {"schedule": self._position or self.schedule.state_dict(), "credit": self.updater.credit.state_dict(),
+                "updates": self.updater.updates, "version": self.policy.version}
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        self.schedule.load_state_dict(state["schedule"])
+        self.updater.credit.load_state_dict(state["credit"])
+        self.updater.updates, self.policy.version = state["updates"], state["version"]
+
     def _loop(self, trackers: Trackers) -> dict[str, Any]:
         c, row = self.config, {}
         if self.start_step == 0:
             self._evaluate(0, full=True)
         for step in range(self.start_step + 1, c.train.steps + 1):
-            began = time.perf_counter()
-            self.policy.publish()
-            groups = list(self.schedule.groups(step))
-            tally = self.schedule.tally
-            records = self.world.gather(completion_records(tally.groups, reflection=c.train.log_reflection))
-            self._check_rewards(step, records)
-            update = self._update(step, groups)
-            tally.rollout_tokens, tally.prompt_tokens = (
-                int(n) for n in self.world.sum([tally.rollout_tokens, tally.prompt_tokens]))
             last = step == c.train.steps
-            seconds = {"rollout": tally.rollout_s, "reward": tally.reward_s, "logprobs": update.logprobs_s,
-                       "update": update.update_s, "total": time.perf_counter() - began}
-            row = {"step": step, **step_metrics(sorted(records, key=lambda r: r["key"]), tally, update, seconds)}
+            row = self._train_step(step)
             if last or (c.eval.every and step % c.eval.every == 0):
                 row.update(self._evaluate(step, full=last))
-            alarms = self._write(step, row, groups, trackers)
+            alarms = self._write(step, row, trackers)
             if last or (c.train.save_every and step % c.train.save_every == 0):
                 self._checkpoint(step, row)
             if (stop := self.alarms.must_stop(alarms)) is not None:
                 raise MMRLError(f"stopped at step {step} by alarm '{stop.name}': {stop.message}")
         return row
 
+    def _train_step(self, step: int) -> dict[str, Any]:
+        """Roll out and train on one step; its row of metrics. What is written about it is kept until `_write`."""
+        began = time.perf_counter()
+        if self.pipeline is not None:
+            outcome = self._overlapped(step)
+            update, records, extra = outcome.result, self._records(step), self._outcome_row(outcome)
+        else:
+            self.policy.publish()
+            self.timeline.begin_step(step)
+            groups = list(self.schedule.groups(step))
+            records, extra = self._records(step), {}
+            update = self._update(step, groups)
+            self.timeline.end_step(step)
+        if self.pipeline is not None or self.config.schedule.timeline:
+            extra |= self._times(step)
+        tally = self._tally
+        tally.rollout_tokens, tally.prompt_tokens = (
+            int(n) for n in self.world.sum([tally.rollout_tokens, tally.prompt_tokens]))
+        seconds = {"rollout": tally.rollout_s, "reward": tally.reward_s, "logprobs": update.logprobs_s,
+                   "update": update.update_s, "total": time.perf_counter() - began}
+        return {"step": step, **step_metrics(sorted(records, key=lambda r: r["key"]), tally, update, seconds), **extra}
+
+    def _records(self, step: int) -> list[dict[str, Any]]:
+        """Records of the step's completions, its tally taken over. Raises RewardError when too many rewards failed."""
+        self._tally, self._position = self.schedule.tallies.pop(step), self.schedule.states.pop(step, None)
+        records = self.world.gather(completion_records(self._tally.groups, reflection=self.config.train.log_reflection))
+        self._check_rewards(step, records)
+        return records
+
+    def _overlapped(self, step: int) -> Outcome[UpdateResult]:
+        """Roll out and train at the same time; `Updater.finish` gives the weights their next version."""
+        if self.policy.version < step:
+            self.policy.publish()
+        with self._alarmed(step):
+            return self.pipeline.step(step)
+
+    def _outcome_row(self, outcome: Outcome[UpdateResult]) -> dict[str, float]:
+        return {"train/staleness": float(outcome.staleness), "time/drain": outcome.drain_s}
+
+    def _times(self, step: int) -> dict[str, float]:
+        """Busy and idle shares of the step; its timeline is written when one is due."""
+        every, folder = self.config.schedule.timeline, self.folder.path / "timeline"
+        if every and (step % every == 0 or step == 1) and self.world.is_main:
+            self.timeline.write_step(folder, step)
+            self.timeline.write_chrome_trace(folder / "trace.json")
+        return self.timeline.metrics(step)
+
     def _update(self, step: int, groups: list[Any]) -> UpdateResult:
-        """The optimizer steps of one training step; a non-finite loss or gradient leaves an alarm before it stops the run."""
-        try:
+        """The optimizer steps of one training step."""
+        with self._alarmed(step), self.timeline.span("train", "train", step=step):
             return self.updater.run(groups)
+
+    @contextmanager
+    def _alarmed(self, step: int) -> Iterator[None]:
+        """A non-finite loss or gradient leaves an alarm before it stops the run."""
+        try:
+            yield
         except NonFiniteError as error:
             if self.world.is_main:
                 self._raise_alarms([Alarm(step, "non_finite", str(error), "error")])
@@ -173,37 +263,51 @@ class Trainer:
             raise RewardError(f"{len(broken)} of {len(records)} rewards failed in one step (limit reward.max_failure_share = "
                               f"{self.config.reward.max_failure_share:g}); first: {broken[0]['reason']}")
 
-    def _write(self, step: int, row: dict[str, Any], groups: list[Any], trackers: Trackers) -> list[Alarm]:
-        alarms, tally = self.alarms.check(step, row), self.schedule.tally
-        failures = self.world.gather(tally.failures)
+    def _failures(self) -> list[dict[str, Any]]:
+        """Rows of failures.jsonl of the step just trained, on this process."""
+        return self._tally.failures
+
+    def _write(self, step: int, row: dict[str, Any], trackers: Trackers) -> list[Alarm]:
+        alarms = self.alarms.check(step, row)
+        failures = self.world.gather(self._failures())
         if self.world.is_main:
             self.folder.append("metrics.jsonl", [row])
             self.folder.append("failures.jsonl", failures)
             self._raise_alarms(alarms)
-            shown = groups or [g for g in tally.groups if g.error is None]  # no signal at all: the more to look at
-            logged = rollout_rows(shown[: self.config.train.log_rollouts], self.policy.template.frame.value,
-                                  self.config.train.steps, self.config.rollout.max_new_tokens, tally.origins)
             (self.folder.path / "rollouts").mkdir(exist_ok=True)
-            self.folder.append(f"rollouts/step_{step:06d}.jsonl", logged)
+            self._log_rollouts(step)
             trackers.log(step, row)
             self.on_event("step", row)
         return alarms
+
+    def _log_rollouts(self, step: int) -> None:
+        tally = self._tally
+        shown = tally.trained or [g for g in tally.groups if g.error is None]  # no signal at all: the more to look at
+        logged = rollout_rows(shown[: self.config.train.log_rollouts], self.policy.template.frame.value,
+                              self.config.train.steps, self.config.rollout.max_new_tokens, tally.origins)
+        self.folder.append(f"rollouts/step_{step:06d}.jsonl", logged)
 
     def _raise_alarms(self, alarms: list[Alarm]) -> None:
         self.folder.append("alarms.jsonl", [vars(a) for a in alarms])
         for alarm in alarms:
             self.on_event("alarm", alarm)
 
-    def _evaluate(self, step: int, *, full: bool) -> dict[str, Any]:
-        """Evaluate, write eval/step_*, and return the flat metrics that go into the step's row."""
+    def _evaluation(self, step: int, *, full: bool) -> Evaluation | None:
+        """Answer the held-out samples (all, or the first eval.limit); None without any."""
         if not self.eval_sources:
-            return {}
-        began, e = time.perf_counter(), self.config.eval
+            return None
+        e = self.config.eval
         settings = EvalSettings(sampling_settings(self.config), e.samples, self.config.seed, None if full else e.limit,
                                 protocol=protocol_of(self.config), views=tuple(e.views))
-        offset = len(self.train_sources)
-        evaluation = evaluate(self.policy, self.engine, self.scorer, self.eval_sources, settings, step=step,
-                              world=self.world, first_key=offset)
+        return evaluate(self.policy, self.engine, self.scorer, self.eval_sources, settings, step=step, world=self.world,
+                        first_key=len(self.train_sources))
+
+    def _evaluate(self, step: int, *, full: bool) -> dict[str, Any]:
+        """Evaluate, write eval/step_*, and return the flat metrics that go into the step's row."""
+        began, e = time.perf_counter(), self.config.eval
+        evaluation = self._evaluation(step, full=full)
+        if evaluation is None:
+            return {}
         if self.world.is_main:
             write_evaluation(evaluation, self.folder.path / "eval" / f"step_{step:06d}")
             if step == 0:
@@ -225,8 +329,7 @@ class Trainer:
         if self.world.is_main:
             settings = self.config.model_dump(mode="json")
             state = {"step": step, "identity": _identity(settings), "best": best,
-                     "best_step": best_step, "schedule": self.schedule.state_dict(), "alarms": self.alarms.state_dict(),
-                     "credit": self.updater.credit.state_dict(), "updates": self.updater.updates, "version": self.policy.version}
+                     "best_step": best_step, "alarms": self.alarms.state_dict(), **self._state()}
             try:
                 path = self.checkpoints.save(step, self.policy, self.optimizer, state, settings)
                 if better:
@@ -243,7 +346,7 @@ class Trainer:
 _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
                "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.log_reflection",
                "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.cache", "data.workers",
-               "data.media_timeout_s", "data.eval", "model.device")
+               "data.media_timeout_s", "data.eval", "model.device", "schedule.timeline")
 
 
 def _identity(tree: Any, where: str = "") -> dict[str, Any]:

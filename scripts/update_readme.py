@@ -215,9 +215,51 @@ def tgrpo(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def robots() -> str:
+    """Success of tiny policies before and after reinforcement learning, one row per run recorded by scripts/demo_robot.py."""
+    lines = ["| environment, policy decides | seed | sampled, before | after | greedy, before | after | episodes | minutes |",
+             "|---|---|---|---|---|---|---|---|"]
+    for file in sorted((ROOT / "assets" / "results").glob("demo_robot_*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        for run in found["runs"]:
+            p = run["protocol"]
+            cells = [_interval(run["held_out"][mode]["success_once"][when])
+                     for mode in ("sampled", "greedy") for when in ("before", "after")]
+            lines.append(f"| {p['suite']} {', '.join(p['tasks'])}, {p['max_steps']} steps | {run['seed']} | {cells[0]} | "
+                         f"**{cells[1]}** | {cells[2]} | **{cells[3]}** | {run['episodes']:,} | {run['wall_s'] / 60:.1f} |")
+    return "\n".join(lines)
+
+
+@_recorded("bench_schedule")
+def schedule(found: dict[str, Any]) -> str:
+    """Serial, stage overlap, streaming and async, at set costs and on real simulators."""
+    lines = ["| render : infer : train | stage overlap | groups streamed | async | bound | streamed, share of the bound |",
+             "|---|---|---|---|---|---|"]
+    for row in found["costed"]:
+        s = row["systems"]
+        cells = [f"{s[name]['of_serial']:.2f}" if name in s else "-" for name in ("stage_overlap", "streaming", "async")]
+        lines.append(f"| {':'.join(f'{x:g}' for x in row['ratio'])}, {row['groups']} groups | {' | '.join(cells)} | "
+                     f"{s['streaming']['bound']:.2f} | {s['streaming']['share']:.0%} |")
+    for name, row in found.get("real", {}).items():
+        s = row["systems"]
+        lines.append(f"| {name}, {row['episodes_per_step']} episodes | {s['stage_overlap']['of_serial']:.2f} | "
+                     f"{s['streaming']['of_serial']:.2f} | - | {s['serial']['bound']:.2f} | - |")
+    return "\n".join(lines)
+
+
+@_recorded("torture_pool", " --record")
+def bridge(found: dict[str, Any]) -> str:
+    """The simulator pool under faults."""
+    errors = ", ".join(f"{count} {cause}" for cause, count in sorted(found["errors"].items()))
+    return (f"`scripts/torture_pool.py`: {found['what']}. {found['requested']} episodes asked = {found['finished']} finished + "
+            f"{sum(found['errors'].values())} recorded errors ({errors}); {found['respawns']} workers respawned; of the finished "
+            f"ones {found['replays_wrong']} differ from their replay, {len(found['left_behind'])} processes or files left behind.")
+
+
 BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "mixed": mixed, "learning": learning, "trl": trl, "gui": gui,
                                          "fuzz": fuzz, "rewards": rewards,
-                                         "cache": cache, "torture": torture, "video": video, "tgrpo": tgrpo}
+                                         "cache": cache, "torture": torture, "video": video, "tgrpo": tgrpo,
+                                         "robots": robots, "schedule": schedule, "bridge": bridge}
 
 
 def rendered(text: str) -> str:

@@ -13,8 +13,8 @@ from mmrl.cli.main import app
 from mmrl.config import load_config
 from mmrl.policy.loading import load_policy
 from mmrl.types import Sample
+from tests.clip_kit import broken_clip, make_clip
 from tests.engine_kit import picture, read_jsonl, tiny_folder
-from tests.prefetch_kit import broken_clip, make_clip
 from video.store import TensorStore
 
 

@@ -34,6 +34,7 @@ def trainer(folder: Path, data: str, cache: str | None, *, resume: bool = False,
     return made
 
 
+@pytest.mark.slow
 def test_resuming_with_cached_features_changes_no_bit(tmp_path: Path) -> None:
     data, weights = mixed_file(tmp_path / "data"), []
     whole = trainer(tmp_path / "whole", data, str(tmp_path / "cache_whole"))

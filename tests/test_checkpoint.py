@@ -34,6 +34,7 @@ from tests.engine_kit import (
     small_run,
     tiny_folder,
 )
+from tests.fast_kit import first_fast
 
 STATE = {"step": 1, "note": "any JSON"}
 
@@ -114,7 +115,7 @@ def test_optimizer_comes_back_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "garbage", "emptied", "removed", "another model's", "state cut", "state removed"]
+    "damage", first_fast(["truncated", "garbage", "emptied", "removed", "another model's", "state cut", "state removed"])
 )
 def test_damaged_checkpoints_are_named(damage: str, tmp_path: Path) -> None:
     checkpoints, p, optimizer = saver(tmp_path / "c", keep_last=3)
@@ -286,7 +287,7 @@ def test_run_whose_checkpoints_disk_is_full(tmp_path: Path, small_disk: Path) ->
     assert len(read_jsonl(run / "metrics.jsonl")) == 2 and not list(small_disk.iterdir())
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "trainer/optimizer.pt"])
+@pytest.mark.parametrize("file", first_fast(["model.safetensors", "config.json", "trainer/optimizer.pt"]))
 def test_resume_from_a_damaged_checkpoint_names_the_mend_that_works(file: str, tmp_path: Path) -> None:
     settings = small(tmp_path, train={"steps": 2, "save_every": 1})
     trainer = Trainer(settings)

@@ -160,6 +160,7 @@ def test_broken_promises_are_named_and_no_others(name: str, expected: set[str], 
     assert all(f.problems and f.mend and f.expected and f.count >= len(f.problems) for f in result.findings if not f.ok)
 
 
+@pytest.mark.slow
 def test_a_gold_answer_in_the_wrong_frame_is_found_in_exactly_the_other_frames(broken: Path, tiny: str,
                                                                                tmp_path: Path) -> None:
     result = check_task(f"{broken}:WrongFrame", model=tiny, out=tmp_path / "out", limit=6)
@@ -189,6 +190,7 @@ def test_unreadable_data_is_a_finding_not_a_crash(tiny: str, tmp_path: Path) -> 
     assert failed(result) == {"data loads"} and "data.jsonl" in problems(result, "data loads")
 
 
+@pytest.mark.slow
 def test_a_picture_that_vanished_is_named_and_the_others_are_checked(tiny: str, tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "scenes", count=4, seed=0)
     cut = tmp_path / "scenes" / "images" / "scene-0-000001.png"
@@ -268,6 +270,7 @@ def test_a_configuration_without_the_task_or_with_broken_rows_is_named(tiny: str
             f"model.path={tmp_path / 'none'}", f"data.train=[{{task: grounding, path: {data}}}]"]))
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_configuration(tiny: str, tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "scenes", count=3, seed=0)
     file = tmp_path / "run.yaml"

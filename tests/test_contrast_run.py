@@ -1,7 +1,6 @@
 """T-GRPO and its relatives in whole steps: who gets a second group of rollouts, on what, and what it does to rewards."""
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +10,19 @@ import torch
 
 from mmrl.config import RunConfig, load_config
 from mmrl.errors import ConfigError
-from mmrl.schedule import accuracies, contrast_bonuses, group_outcome, training_parts, training_rewards
+from mmrl.group_rewards import accuracies, contrast_bonuses, group_outcome, training_parts, training_rewards
 from mmrl.trainer import Trainer
 from mmrl.types import Completion, Group, Score, StopReason, Trajectory
 from mmrl.views import VIEWS, changed_prompt, shuffled_order
 from tests.album_task import Album
+from tests.clip_kit import TASK, clip, mixed_file, policy_of, sample
 from tests.engine_kit import config_file, picture, read_jsonl, sample_with, small_run
-from tests.policy.test_visuals import TASK, clip, policy_of, sample
+from tests.fast_kit import first_fast
 from video.decode import read_clip
 from video.encode import write_video
 from video.sampling import FrameSampling
 
 VIDEO = {"kind": "all", "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 6}
-
-
-def mixed_file(folder: Path) -> str:
-    """Two questions about clips, one about a picture, one about nothing, one about a clip of a single frame."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = [
-        {"videos": [clip(folder)], "images": []}, {"videos": [clip(folder, 6, (56, 56), 1)], "images": [picture((56, 56))]},
-        {"videos": [], "images": [picture((112, 84))]}, {"videos": [], "images": []}, {"videos": [clip(folder, 1)], "images": []}]
-    path = folder / "mixed.jsonl"
-    named = ({"id": f"m{i}", "source": "clips" if r["videos"] else "others", "question": "yes?", **r} for i, r in enumerate(rows))
-    path.write_text("".join(json.dumps(row) + "\n" for row in named), encoding="utf-8")
-    return str(path)
 
 
 def trainer(folder: Path, **sections: Any) -> Trainer:
@@ -96,9 +84,9 @@ def test_changed_rollouts_repeat_and_differ_from_the_plain_ones(tmp_path: Path) 
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("algorithm", [
+@pytest.mark.parametrize("algorithm", first_fast([
     {}, {"dynamic_sampling": True, "max_rounds": 2}, {"advantage_scale": "batch"}, {"advantage_scale": "ema"},
-    {"aggregation": "gdpo"}], ids=str)
+    {"aggregation": "gdpo"}]), ids=str)
 def test_skipping_leaves_the_update_as_it_is(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     weights, counts = [], []
     for skip in (True, False):

@@ -10,7 +10,7 @@ import pytest
 from mmrl.config import RunConfig, load_config
 from mmrl.credit import Credit, accuracy_level, part_weights
 from mmrl.errors import ConfigError, RewardError
-from mmrl.schedule import GroupOutcome, group_outcome, training_parts
+from mmrl.group_rewards import GroupOutcome, group_outcome, training_parts
 from mmrl.types import Completion, Group, Sample, Score, StopReason, Trajectory
 from tests.medley_task import Medley
 

@@ -14,8 +14,8 @@ from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.scoring import Scorer
 from mmrl.stats import paired_gain
 from mmrl.views import VIEWS
+from tests.clip_kit import broken_clip, cached_policy, clip_sample, loaded, make_clip
 from tests.engine_kit import picture, read_jsonl
-from tests.prefetch_kit import broken_clip, cached_policy, clip_sample, loaded, make_clip
 
 POLICY = cached_policy(None)
 

@@ -18,13 +18,14 @@ from mmrl.config import DataSource, load_config
 from mmrl.credit import accuracy_level
 from mmrl.data import LoadedSource, load_sources
 from mmrl.errors import ConfigError, DataError
+from mmrl.group_rewards import contrast_bonuses
 from mmrl.offline import Demonstrations, check_demonstrations, demonstrations
 from mmrl.pass_rates import read_pass_rates
-from mmrl.schedule import contrast_bonuses
 from mmrl.trainer import Trainer
 from mmrl.types import RewardContext, Sample, Score, StopReason, Trajectory
 from tests.album_task import Album
 from tests.engine_kit import cli, config_file, policy, read_jsonl, small_run, weights_of
+from tests.fast_kit import first_fast
 
 TOLD = f"{Path(__file__).resolve()}:Told"
 TEXT = "left of it"
@@ -95,8 +96,8 @@ def test_without_a_right_rollout_nothing_is_learned(tmp_path: Path) -> None:
     assert not any(name.startswith("train/offline") for row in metrics(plain) for name in row)
 
 
-@pytest.mark.parametrize(("offline", "gain"), [
-    ({"per_group": 1, "gamma": 0.01}, 1.5), ({"per_group": 1, "behaviour": "given", "gamma": None}, 3.0)])
+@pytest.mark.parametrize(("offline", "gain"), first_fast([
+    ({"per_group": 1, "gamma": 0.01}, 1.5), ({"per_group": 1, "behaviour": "given", "gamma": None}, 3.0)]))
 def test_with_demonstrations_the_same_run_learns(tmp_path: Path, offline: dict[str, Any], gain: float) -> None:
     size = len(policy().processor.tokenizer(TEXT, add_special_tokens=False)["input_ids"]) + 1
     mixed = trainer(tmp_path, offline, [{"offline": [{"text": TEXT, "logps": [-6.0] * size}]}] * 3, **LONG)
@@ -249,6 +250,7 @@ def test_packing_leaves_the_update_as_it_is(tmp_path: Path) -> None:
     assert rows[0] == pytest.approx(rows[1], abs=1e-5) and norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     params = [{"offline": [{"text": t} for t in (TEXT, "abc", "mno", "xyz")]}] * 3
     options: dict[str, Any] = {"train": {"steps": 3, "prompts_per_step": 3}, "dense": True}

@@ -22,6 +22,7 @@ from mmrl.scoring import ScoreJob, Scorer
 from mmrl.trainer import Trainer
 from mmrl.types import Completion, Group, ImageSize, RewardContext, Sample, Score, StopReason, Trajectory
 from tasks.scenes import make_scenes
+from tests.fast_kit import first_fast
 
 # A reward of everything a reward may look at, so that a context which is not quite the logged one shows.
 WITNESS = '''
@@ -220,7 +221,7 @@ def _label_free_log(path: Path, count: int, keyed: bool) -> list[Score]:
     return [score for group in alone for score in group]
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", first_fast([2, 1]))
 @pytest.mark.parametrize("keyed", [False, True])
 def test_groups_that_judge_themselves_are_rescored_as_groups(tmp_path: Path, count: int, keyed: bool) -> None:
     file = tmp_path / "step_000002.jsonl"

@@ -74,6 +74,7 @@ def test_the_plugin_needs_nothing_of_mmrl_but_its_front_door() -> None:
     assert {m for m in modules if m and m.split(".")[0] in ("mmrl", "tasks", "rewards", "video")} == {"mmrl"}
 
 
+@pytest.mark.slow
 def test_installed_tasks_are_listed(site: Path) -> None:
     listed = mmrl(site, "tasks", "list")
     assert f"{INSTALLED} " in listed and "installed (shape_counting:CountCircles)" in listed

@@ -24,8 +24,8 @@ from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.scoring import Scorer
 from mmrl.trainer import Trainer
 from mmrl.types import Sample
+from tests.clip_kit import VIDEO, Deadly, broken_clip, cached_policy, clip_sample, loaded, make_clip
 from tests.engine_kit import ENVIRONMENT, REPO, picture, read_jsonl, small_run
-from tests.prefetch_kit import VIDEO, Deadly, broken_clip, cached_policy, clip_sample, loaded, make_clip
 
 
 def deadly(policy: Policy) -> Deadly:
@@ -211,7 +211,7 @@ PARENT = """
     import sys, time
     from pathlib import Path
     from mmrl.prefetch import Media, Prefetcher
-    from tests.prefetch_kit import Deadly, cached_policy, make_clip
+    from tests.clip_kit import Deadly, cached_policy, make_clip
     if __name__ == "__main__":
         folder = Path(sys.argv[1])
         policy = cached_policy(folder / "cache")

@@ -56,7 +56,8 @@ def test_recipes_in_the_readme_exist_and_their_options_are_known() -> None:
     for script, recipe, arguments in commands:
         assert (ROOT / (script or recipe)).is_file(), script or recipe
         used = set(re.findall(r"--\w+", arguments.partition("#")[0]))
-        assert used <= {"--model", "--data", "--eval", "--images", "--videos"} and (bool(used) == bool(script))
+        known = {"--model", "--data", "--eval", "--images", "--videos", "--tasks", "--suite", "--demos", "--assets"}
+        assert used <= known and (bool(used) == bool(script))
 
 
 @pytest.mark.parametrize("name", ["cache", "video", "tgrpo", "torture"])

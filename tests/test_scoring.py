@@ -105,7 +105,8 @@ def test_rewards_that_raise_or_lie_are_recorded_and_harm_no_other(spec: str, wor
         check(texts, s.score(jobs(texts)), WRONG)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_rewards_that_hang_or_die_are_recorded_and_harm_no_other(spec: str, workers: int) -> None:
     reasons = {"sleep": "reward_timeout: no answer within 3 s", "regex": "reward_timeout", "die": "exit code 7"}
     texts = among_good(["die", "sleep", "die", "regex", "die"])

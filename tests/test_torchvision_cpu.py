@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mmrl._torchvision_cpu import links_cuda
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,6 +19,7 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_processors_work_and_operators_are_declared_only_where_torchvision_cannot_do_it_itself() -> None:
     """The declaration is for a C++ part that links CUDA, beside a torch without it: then and only then."""
     shape, as_needed, declared = run("""

@@ -13,7 +13,7 @@ import torch
 
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, MMRLError, RewardError
-from mmrl.schedule import training_rewards
+from mmrl.group_rewards import training_rewards
 from mmrl.trainer import Trainer
 from mmrl.types import Completion, Group, Score, StopReason, Trajectory
 from tests.engine_kit import (
@@ -27,6 +27,7 @@ from tests.engine_kit import (
     small_run,
     weights_of,
 )
+from tests.fast_kit import first_fast
 
 SIZES = ((112, 84), (56, 56), (84, 112), (168, 56))
 
@@ -158,6 +159,7 @@ def test_soft_overlong_penalty_enters_the_advantages() -> None:
     assert training_rewards(group_with([1.0], length=10), c) == [pytest.approx(0.5)]
 
 
+@pytest.mark.slow
 def test_padded_forward_and_any_token_budget_give_the_same_run(tmp_path: Path, data: tuple[str, str]) -> None:
     base, rows = train(tmp_path, data, "shared")
     start = {n: p.detach() for n, p in Trainer(base.config, overwrite=True).policy.model.named_parameters()}
@@ -195,7 +197,7 @@ def test_learning_rate_follows_the_optimizer_steps(tmp_path: Path, data: tuple[s
     assert [r["train/lr"] for r in rows] == pytest.approx([0.002, 0.004, 0.004, 0.002])
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("dynamic", first_fast([True, False]))
 def test_groups_add_up(dynamic: bool, tmp_path: Path, data: tuple[str, str]) -> None:
     """Two thirds of the prompts come from sources whose reward is always 1 or always 0.5: no signal."""
     flat = album_data(tmp_path / "data", [[picture((56, 56), i)] for i in range(6)], "flat")
@@ -237,6 +239,7 @@ def test_steps_without_signal_leave_the_weights_alone(tmp_path: Path, data: tupl
     assert rows[0]["train/reward/mean"] == 0.5, "what was rolled out is reported although nothing was learnt"
 
 
+@pytest.mark.slow
 def test_kl_holds_the_policy_near_the_reference(tmp_path: Path, data: tuple[str, str]) -> None:
     steps = {"train": {"steps": 4}, "optim": {"lr": 0.01}}
     free, _ = train(tmp_path, data, "free", **steps)
@@ -306,6 +309,7 @@ def test_entropy_and_gap_alarms(tmp_path: Path, data: tuple[str, str]) -> None:
     assert names == {"entropy_collapse", "logprob_gap"} and rows[0]["train/entropy"] < 100
 
 
+@pytest.mark.slow
 def test_best_checkpoint_survives_pruning(tmp_path: Path, data: tuple[str, str]) -> None:
     trainer, rows = train(tmp_path, data, held_out=True, train={"steps": 5, "keep_last": 1}, optim={"lr": 0.02})
     scores = {r["step"]: r["eval/sampled/reward"] for r in rows}

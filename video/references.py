@@ -14,7 +14,7 @@ from video.sampling import FrameSampling
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Change", "Features", "Tower", "VideoSettings", "Visual"]
+__all__ = ["Change", "Features", "Frame", "Tower", "VideoSettings", "Visual"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,14 @@ class Visual:
     def identity(self) -> tuple[Any, ...]:
         """What fingerprints hash: the pixels and the view of them."""
         return (self.kind, self.digest, self.grid_thw, self.change.name, self.change.order)
+
+
+@dataclass(frozen=True)
+class Frame(Visual):
+    """A picture that exists in memory only, such as a simulator's: it carries its packed pixels and lives as long as whoever
+    holds it. Two frames are equal when their pixels are."""
+
+    packed: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from video.budget import frame_pixels, smart_resize
 from video.decode import read_clip
 from video.memory import Memory
 from video.pixels import ByteCodec, flip_frames, permute_frames, run_video_processor
-from video.references import Change, Features, Tower, VideoSettings, Visual
+from video.references import Change, Features, Frame, Tower, VideoSettings, Visual
 from video.sampling import FrameSampling, sample_rate
 from video.store import TensorStore, content_digest, make_key
 
@@ -151,6 +151,22 @@ class VisualCache:
         """The picture at `path`. Raises MediaError."""
         return self._reference("image", path, None)
 
+    def frame(self, rgb_HWC: Any) -> Frame:
+        """A reference to a picture in memory, uint8 (H, W, 3); the same pixels always give an equal one. Raises MediaError."""
+        import torch
+
+        pixels = torch.as_tensor(rgb_HWC)
+        if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != torch.uint8 or not pixels.numel():
+            raise MediaError(f"expected a picture as uint8 (H, W, 3), found {pixels.dtype} {tuple(pixels.shape)}", kind="corrupt")
+        height, width, _ = pixels.shape
+        out = self.processor.image_processor(images=[pixels.permute(2, 0, 1)], return_tensors="pt", **self.image_options)
+        codec = self.codec("image")
+        packed = codec.pack(out["pixel_values"])
+        t, h, w = (int(x) for x in out["image_grid_thw"][0])
+        digest = _digest(packed)
+        return Frame("image", "", digest, "", digest, (t, h, w), t * h * w // codec.layout.merge**2, (width, height),
+                     (w * codec.layout.patch, h * codec.layout.patch), packed=packed)
+
     def video(self, path: str, overrides: Mapping[str, Any] | None = None) -> Visual:
         """The clip at `path`, sampled as configured with `overrides` of FrameSampling. Raises MediaError, ConfigError."""
         sampling = FrameSampling.from_mapping(overrides, self.settings.sampling) if overrides else self.settings.sampling
@@ -247,9 +263,7 @@ class VisualCache:
 
     def pixels(self, visual: Visual, device: torch.device | None = None) -> torch.Tensor:
         """float32 patches (n, D) of `visual`, in its view. Raises MismatchError when they are no longer those referred to."""
-        packed = self._packed(visual.key, visual.kind, visual.path, visual.sampling, visual.content)
-        _same(visual, packed)
-        codec, tensor = self.codec(visual.kind), packed.tensor
+        codec, tensor = self.codec(visual.kind), self._tensor(visual)
         if visual.change.name == "shuffle":
             tensor = permute_frames(tensor, codec.layout, visual.grid_thw, visual.change.order)
         elif visual.change.name == "mirror":
@@ -257,6 +271,14 @@ class VisualCache:
         elif visual.change.name == "mask":
             tensor = codec.grey(tensor)
         return codec.unpack(tensor if device is None else tensor.to(device, non_blocking=True))
+
+    def _tensor(self, visual: Visual) -> torch.Tensor:
+        if isinstance(visual, Frame):
+            assert visual.packed is not None
+            return visual.packed
+        packed = self._packed(visual.key, visual.kind, visual.path, visual.sampling, visual.content)
+        _same(visual, packed)
+        return packed.tensor
 
     # level 2
 
@@ -305,7 +327,7 @@ class VisualCache:
     def _recall(self, visual: Visual, tower: Tower, place: tuple[Any, ...]) -> Features | None:
         if (held := self._leased.get(place) or self._features.get(place)) is not None:
             return held[0]
-        if self.store is None or not self.keep_features or visual.change.name == "shuffle":
+        if self.store is None or not self.keep_features or visual.change.name == "shuffle" or isinstance(visual, Frame):
             return None
         entry = self.store.get(self._feature_key(visual, tower))
         if entry is None:
@@ -319,7 +341,7 @@ class VisualCache:
         if visual.change.name == "shuffle" or not self.keep_features:  # a new order every time: nobody asks for it again
             return made
         kept = Features(made.main.cpu(), tuple(d.cpu() for d in made.deep))
-        if self.store is not None:
+        if self.store is not None and not isinstance(visual, Frame):
             tensors = {"main": kept.main.contiguous(), **{f"deep_{i}": d.contiguous() for i, d in enumerate(kept.deep)}}
             meta = {"kind": "features", "of": visual.kind, "path": visual.path}
             try:
@@ -337,6 +359,8 @@ class VisualCache:
         From here on nothing about them can fail. Raises MediaError or MismatchError where their pixels cannot be had any more.
         """
         for visual in visuals:
+            if isinstance(visual, Frame):  # holds its own
+                continue
             place = None if tower is None else (tower.fingerprint, *visual.identity)
             features = None if tower is None or place is None else self._recall(visual, tower, place)
             if place is not None and features is not None:

@@ -4,6 +4,11 @@ T-GRPO (Video-R1, arXiv 2503.21776; grpo_trainer.py) answers each video question
 and G / 2 times with shuffled frames. Where the mean accuracy p in order is at least `factor` times the mean p~ of the
 shuffled group, every ordered answer with accuracy above `threshold` gets `bonus` on its reward. The code uses 0.8, 0.1 and
 0.3 (the paper's text writes p >= p~); all are parameters here, and so is the size of the shuffled group.
+
+Rewards that are only right or wrong lose the bonus again where advantages are divided by the group's own spread
+(advantage_scale std): right and wrong stay two values, and (r - mean) / std is the same for any two. T-GRPO is GRPO there,
+except for its longer rollout. The bonus acts where rewards have more than two values (a format or length part, graded
+accuracy), and with advantage_scale none, batch or ema.
 """
 from __future__ import annotations
 

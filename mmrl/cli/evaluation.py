@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mmrl.cli.embodied import acting_suites, is_vla, list_robot_suites, robot_book, robot_suites_command
 from mmrl.config import DataSource, RunConfig, effective_threads, load_config
 from mmrl.errors import ConfigError
 
@@ -99,6 +100,9 @@ def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None,
 
     Exits with status 1 when an official scorer failed.
     """
+    if is_vla(checkpoint):
+        raise ConfigError(f"'{checkpoint}' acts (it has a vla.json): expected --suite with suites of simulated tasks, found --task "
+                          "and --data, which ask for answers in text (mmrl eval --list-suites prints the suites)")
     base = _settings(checkpoint, config, overrides)
     from mmrl.data import load_sources
     from mmrl.policy.loading import load_policy
@@ -175,6 +179,10 @@ def list_suites(suites: Path | None) -> None:
     """Print every suite with its task, headline metric, split and whether its protocol is the official one."""
     from mmrl.suites import load_suites
 
+    _, suites_of_text = robot_book(suites)
+    list_robot_suites(suites)
+    if suites is not None and suites_of_text is None:
+        return
     book = load_suites(suites)
     table = Table(title=f"{book.file}", title_justify="left")
     for heading in ("suite", "task", "metric", "official", "data (below the data root)"):
@@ -188,14 +196,24 @@ def list_suites(suites: Path | None) -> None:
 
 
 def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root: Path, out: Path | None,
-                   config: Path | None, overrides: list[str], samples: int, limit: int | None) -> None:
+                   config: Path | None, overrides: list[str], samples: int, limit: int | None,
+                   protocol: str | None = None) -> None:
     """Evaluate one checkpoint on named suites with one load of the model, and print one table.
+
+    `protocol` is for suites of simulated tasks, which a VLA checkpoint plays.
 
     Writes OUT/SUITE/ for each, and OUT/suites.json and OUT/suites.md over all, renewed after each suite. Exits with
     status 1 when a suite has no number or an official scorer failed.
     """
     from mmrl.suites import check_files, configure, load_suites, source_of
 
+    if (acting := acting_suites(checkpoint, wanted, suites)) is not None:
+        robot_suites_command(checkpoint, acting, suites, _folder(checkpoint, out), config, overrides, samples=samples, limit=limit,
+                             protocol=protocol)
+        return
+    if protocol is not None:
+        raise ConfigError(f"expected --protocol with suites of simulated tasks only, found --protocol {protocol} with --suite "
+                          f"{wanted}; drop it")
     chosen = load_suites(suites).select(wanted)
     check_files(chosen, data_root)
     base = _settings(checkpoint, config, overrides)

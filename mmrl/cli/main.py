@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from mmrl.errors import MMRLError
+from mmrl.errors import ConfigError, MMRLError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
                   help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.")
@@ -54,24 +54,36 @@ def evaluate(
         task: Annotated[str | None, typer.Option(help="task name, package/name or file.py:Name")] = None,
         data: Annotated[list[Path] | None, typer.Option(help="data file or folder; may be given several times")] = None,
         suite: Annotated[str | None, typer.Option(help="named suites instead of --task and --data: NAME,NAME,...")] = None,
-        suites: Annotated[Path | None, typer.Option(help="file of suites; default configs/suites.yaml")] = None,
+        protocol: Annotated[str | None, typer.Option(help="rules of simulated suites: openvla_oft, openpi, lerobot, "
+                                                          "simplevla_rl or rlinf; default: the suite's own")] = None,
+        policy_command: Annotated[str | None, typer.Option(help="program that acts in simulated suites instead of a checkpoint: "
+                                                                "'PYTHON robotics/openvla_server.py --checkpoint NAME'")] = None,
+        suites: Annotated[Path | None, typer.Option(help="file of suites; default configs/suites.yaml, robot_suites.yaml")] = None,
         data_root: Annotated[Path, typer.Option(envvar="MMRL_DATA", help="folder that suites' paths are relative to")] =
         Path("data"),
         list_suites: Annotated[bool, typer.Option("--list-suites", help="print the suites and stop")] = False,
         out: Annotated[Path | None, typer.Option(help="output folder; default CHECKPOINT/eval or runs/eval")] = None,
         config: Annotated[Path | None, typer.Option(help="take model, rollout and task settings from here")] = None,
-        samples: Annotated[int, typer.Option(help="sampled completions per prompt for avg@k; 0: greedy only")] = 0,
-        limit: Annotated[int | None, typer.Option(help="first n samples", min=1)] = None) -> None:
+        samples: Annotated[int, typer.Option(help="sampled completions or episodes of each for avg@k; 0: greedy only")] = 0,
+        limit: Annotated[int | None, typer.Option(help="first n samples, or states of each simulated task", min=1)] = None) -> None:
     """Evaluate a checkpoint on held-out data or on named suites; writes results, predictions and submission files."""
     from mmrl.cli.evaluation import choose, eval_command, suites_command
     from mmrl.cli.evaluation import list_suites as print_suites
 
     if list_suites:
         print_suites(suites)
+    elif policy_command is not None:
+        from mmrl.cli.embodied import policy_command_suites
+
+        if task or data or not suite:
+            raise ConfigError("expected --suite with --policy-command, found --task or --data, or no suite: a program that acts "
+                              "plays suites of simulated tasks")
+        policy_command_suites(policy_command, checkpoint, suite, suites, out, config, overrides or [], samples=samples, limit=limit,
+                              protocol=protocol)
     elif choose(checkpoint, task, data, suite) == "data":
         eval_command(checkpoint or "", task or "", data or [], out, config, overrides or [], samples, limit)
     else:
-        suites_command(checkpoint or "", suite or "", suites, data_root, out, config, overrides or [], samples, limit)
+        suites_command(checkpoint or "", suite or "", suites, data_root, out, config, overrides or [], samples, limit, protocol)
 
 
 @app.command()
@@ -98,9 +110,9 @@ def show_config(config: ConfigFile, overrides: Overrides = None) -> None:
     """Print the resolved configuration, every key with its value."""
     import yaml
 
-    from mmrl.config import load_config
+    from mmrl.cli.run import run_config
 
-    typer.echo(yaml.safe_dump(load_config(config, overrides or []).model_dump(mode="json"), sort_keys=False), nl=False)
+    typer.echo(yaml.safe_dump(run_config(config, overrides or []).model_dump(mode="json"), sort_keys=False), nl=False)
 
 
 @app.command()

@@ -1,12 +1,14 @@
 """What `mmrl train` and `mmrl sft` do around the library: settings, progress display, summary, report."""
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -14,9 +16,10 @@ from rich.table import Table
 
 from mmrl.config import RunConfig, effective_threads, load_config
 
-__all__ = ["results_table", "sft_command", "train_command"]
+__all__ = ["is_embodied", "results_table", "run_config", "sft_command", "train_command"]
 
 _console = Console(stderr=True)
+_RATES = {"success_once": "success rate", "success_at_end": "success at end"}
 
 
 class _Display:
@@ -44,12 +47,33 @@ def _number(row: Mapping[str, Any], key: str, form: str = ".3f") -> str:
     return "-" if value is None else format(value, form)
 
 
+def run_config(path: Path, overrides: list[str]) -> RunConfig:
+    """The configuration of a file: embodied where it has an `env` section (the engine imports robotics by name only)."""
+    if is_embodied(path):
+        return importlib.import_module("robotics.config").load_embodied(path, overrides)
+    return load_config(path, overrides)
+
+
+def is_embodied(path: Path) -> bool:
+    """Whether a configuration file has an `env` section."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False  # said when it is loaded
+    return isinstance(tree, dict) and "env" in tree
+
+
+def _trainer_class(settings: RunConfig) -> Any:
+    from mmrl.trainer import Trainer
+
+    return Trainer if type(settings) is RunConfig else importlib.import_module("robotics.trainer").EmbodiedTrainer
+
+
 def train_command(config: Path, overrides: list[str], *, resume: bool, overwrite: bool, quiet: bool) -> Path:
     """Run the trainer with a display; returns the run's folder."""
-    settings = load_config(config, overrides)
+    settings = run_config(config, overrides)
     _quieten(settings)
     from mmrl.report import build_report
-    from mmrl.trainer import Trainer
 
     display = _Display(settings.train.steps, quiet)
 
@@ -71,7 +95,7 @@ def train_command(config: Path, overrides: list[str], *, resume: bool, overwrite
             display.say(_eval_note(payload.results, watched))
 
     with display.bar:
-        trainer = Trainer(settings, resume=resume, overwrite=overwrite, on_event=on_event)
+        trainer = _trainer_class(settings)(settings, resume=resume, overwrite=overwrite, on_event=on_event)
         trainer.fit()
     if trainer.world.is_main:
         page = build_report(trainer.folder.path)
@@ -83,6 +107,8 @@ def train_command(config: Path, overrides: list[str], *, resume: bool, overwrite
 
 def _step_note(row: Mapping[str, Any], watched: str) -> str:
     """Reward, then the metric that picks the best checkpoint, else the first of the usual ones that training measures."""
+    if "train/success_once" in row:
+        return _embodied_note(row)
     usual = ("correct", "iou") if watched == "macro" else ("iou", "correct")
     shown = next((n for n in (watched, *usual) if n != "reward" and f"train/{n}" in row), None)
     metric = f"{shown} {_number(row, f'train/{shown}')}  " if shown else ""
@@ -90,9 +116,28 @@ def _step_note(row: Mapping[str, Any], watched: str) -> str:
             f"gap {_number(row, 'train/logprob_gap/mean', '.1e')}  {_number(row, 'time/total', '.1f')} s")
 
 
+def _embodied_note(row: Mapping[str, Any]) -> str:
+    """Success rate, groups trained on of those played, entropy, gap, seconds."""
+    failed = row.get("train/failed_attempts") or 0
+    return (f"success rate {_number(row, 'train/success_once', '.0%')}  groups {_number(row, 'train/groups/trained', '.0f')}/"
+            f"{_number(row, 'train/groups/asked', '.0f')}  entropy {_number(row, 'train/entropy')}  gap "
+            f"{_number(row, 'train/logprob_gap/mean', '.1e')}  {_number(row, 'time/total', '.1f')} s"
+            + (f"  failed attempts {failed:.0f}" if failed else ""))
+
+
+def _stand_in(results: Mapping[str, Any]) -> str:
+    """What stands beside numbers measured on stand-in assets; '' elsewhere."""
+    return " (stand-in assets: no benchmark score)" if "stand-in" in str(results["protocol"].get("assets")) else ""
+
+
 def _eval_note(results: Mapping[str, Any], watched: str) -> str:
     """One line: the watched metric and the reward, and with several sources each one's headline."""
     modes = [m for m in ("sampled", "greedy") if m in results]
+    if any("success_once" in results[m] for m in modes):
+        rates = ", ".join(f"{m} {_percent(results[m]['success_once'])}" for m in modes)
+        parts = ", ".join(f"{s} {row['headline']['mean']:.0%}" for s, row in results["per_source"].items() if "headline" in row)
+        return (f"held-out success rate after step {results['step']}: {rates}"
+                f"{f' ({parts})' if len(results['per_source']) > 1 else ''}{_stand_in(results)}")
     many = len(results.get("per_source", {})) > 1
     names = list(dict.fromkeys([watched, *(["macro"] if many else ["iou"]), "reward"]))
     words = [f"{m} {n} {results[m][n]['mean']:.3f}" for m in modes for n in names if n in results[m]]
@@ -120,7 +165,7 @@ def results_table(run: Path) -> None:
         return
     first, last = (json.loads((f / "results.json").read_text(encoding="utf-8")) for f in (folders[0], folders[-1]))
     many = len(last["per_source"]) > 1
-    table = Table(title=f"held-out, before and after {last['step']} steps", title_justify="left")
+    table = Table(title=f"held-out, before and after {last['step']} steps{_stand_in(last)}", title_justify="left")
     for heading in (["source"] if many else []) + ["metric", "before", "after", "gain"]:
         table.add_column(heading, justify="left" if heading in ("source", "metric") else "right", no_wrap=True)
     for cells in _source_rows(first, last) if many else _metric_rows(first, last):
@@ -128,20 +173,31 @@ def results_table(run: Path) -> None:
     Console(width=120 if many else 110).print(table)
 
 
-def _before_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def _percent(estimate: Mapping[str, Any]) -> str:
+    """'55.0 % [41.2, 68.0]'."""
+    return f"{100 * estimate['mean']:.1f} % [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
+
+
+def _before_after(before: Mapping[str, Any], after: Mapping[str, Any], *, percent: bool = False) -> list[str]:
+    if percent:
+        return [_percent(before), _percent(after), f"{100 * (after['mean'] - before['mean']):+.1f}"]
     return [*(f"{e['mean']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" for e in (before, after)),
             f"{after['mean'] - before['mean']:+.3f}"]
 
 
 def _modes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     p = results["protocol"]
-    return [("sampled", f"avg@{p['samples_per_prompt']}, T = {p['temperature']:g}"), ("greedy", "greedy")]
+    return [("sampled", f"avg@{p.get('samples_per_prompt', '?')}, T = {p['temperature']:g}"), ("greedy", "greedy")]
 
 
 def _metric_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list[str]]:
     """The headline and the usual companions, sampled and greedy."""
     headline = next(iter(last.get("headlines", {}).get("per_source", {}).values()), "iou")
     rows = []
+    if headline == "success_once":
+        return [[f"{title} ({label})", *_before_after(first[mode][name], last[mode][name], percent=True)]
+                for mode, label in _modes(last) for name, title in _RATES.items()
+                if name in first.get(mode, {}) and name in last.get(mode, {})]
     for mode, label in _modes(last):
         for name in dict.fromkeys((headline, "iou", "acc@0.5", "acc@0.75", "correct", "parse_rate")):
             if name in first.get(mode, {}) and name in last.get(mode, {}):
@@ -159,18 +215,24 @@ def _source_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list
         before = first["per_source"].get(source, {})
         if key in before and key in after:
             name = last["headlines"]["per_source"][source]
-            rows.append([source, f"{name} ({label})", *_before_after(before[key], after[key])])
+            rows.append([source, f"{_RATES.get(name, name)} ({label})",
+                         *_before_after(before[key], after[key], percent=name in _RATES)])
     if "macro" in first.get(mode, {}) and "macro" in last.get(mode, {}):
-        rows.append(["(mean of sources)", f"headline ({label})", *_before_after(first[mode]["macro"], last[mode]["macro"])])
+        rates = set(last["headlines"]["per_source"].values()) <= set(_RATES)
+        rows.append(["(mean of tasks)" if rates else "(mean of sources)", f"{'success rate' if rates else 'headline'} ({label})",
+                     *_before_after(first[mode]["macro"], last[mode]["macro"], percent=rates)])
     return rows
 
 
 def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -> None:
     """Warm-start a model on gold answers and save it in Hugging Face format."""
-    settings = load_config(config, overrides)
+    settings = run_config(config, overrides)
     _quieten(settings)
     import torch
 
+    if type(settings) is not RunConfig:
+        _embodied_sft(settings, out, quiet)
+        return
     from mmrl.policy.loading import load_policy
     from mmrl.sft import run_sft
 
@@ -180,6 +242,32 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
     policy = load_policy(settings.model, settings.data)
     display = _Display(settings.train.steps, quiet)
     with display.bar:
-        run_sft(policy, settings, lambda step, m: display.step(step, f"loss {m['loss']:.3f}  {m['seconds']:.2f} s"))
+        last = run_sft(policy, settings, lambda step, m: display.step(step, f"loss {m['loss']:.3f}  {m['seconds']:.2f} s"))
     policy.save(out)
+    record = out / "failures.jsonl"
+    record.unlink(missing_ok=True)
+    if failures := last["failures"]:
+        record.write_text("".join(json.dumps(row) + "\n" for row in failures), encoding="utf-8")
+        display.say(f"samples left out because they could not be read: {len(failures)} ({escape(str(record))}); first: "
+                    f"{escape(failures[0]['reason'])}", "yellow")
     typer.echo(f"model: {out}")
+
+
+def _embodied_sft(settings: RunConfig, out: Path, quiet: bool) -> None:
+    """Record demonstrations where there are none, clone them, save the policy."""
+    import torch
+
+    if (threads := effective_threads(settings)) is not None:
+        torch.set_num_threads(threads)
+    torch.manual_seed(settings.seed)
+    warmstart = importlib.import_module("robotics.warmstart")
+    display = _Display(settings.demos.steps, quiet)  # type: ignore[attr-defined]
+    with display.bar:
+        vla, last = warmstart.warm_start(
+            settings, on_step=lambda step, m: display.step(step, f"loss {m['loss']:.3f}  {m['seconds']:.2f} s"),
+            on_episode=lambda done, total: display.say(f"recorded {done}/{total} demonstrations") if done % 50 == 0 else None)
+    vla.save(out)
+    (out / "trainer").mkdir(exist_ok=True)  # so that an evaluation sees what the policy was made for
+    described = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
+    (out / "trainer" / "config.yaml").write_text(described, encoding="utf-8")
+    typer.echo(f"model: {out}  (loss {last['loss']:.3f})")

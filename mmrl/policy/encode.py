@@ -149,6 +149,12 @@ class Encoder:
                     for m in task.messages(sample, self.template)]
         return self._tokens(sample, self._chat(replace(sample, images=(), videos=()), task, messages), ())
 
+    def prompt_of(self, messages: list[dict[str, Any]], visuals: Sequence[Any], name: str = "prompt") -> Prompt:
+        """The prompt of chat messages whose media items are `visuals`, in their order. Raises DataError (`name` in its text)."""
+        kinds = [v.kind for v in visuals]
+        sample = Sample(name, "", "", "", None, images=("",) * kinds.count("image"), videos=("",) * kinds.count("video"))
+        return self._tokens(sample, self._checked_text(sample, "messages", messages), visuals)
+
     def references(self, sample: Sample) -> tuple[Any, ...]:
         """References to the sample's clips and pictures, decoded and processed if nobody has done so yet. Raises MediaError."""
         overrides = sample.params.get("video")
@@ -162,13 +168,16 @@ class Encoder:
         return self.visuals.image(path) if kind == "image" else self.visuals.video(path, overrides)
 
     def _chat(self, sample: Sample, task: Task, messages: list[dict[str, Any]]) -> str:
+        return self._checked_text(sample, f"{type(task).__name__}.messages", messages)
+
+    def _checked_text(self, sample: Sample, origin: str, messages: list[dict[str, Any]]) -> str:
         expected = {"image": len(sample.images), "video": len(sample.videos)}
         items = [item["type"] for m in messages if not isinstance(m["content"], str) for item in m["content"]]
         for kind, count in expected.items():
             if items.count(kind) != count:
                 words = {"image": "picture", "video": "video"}[kind]
                 raise DataError(f"sample {sample.id}: expected one {kind} item per {words}, found {items.count(kind)} items for "
-                                f"{count} {words}s; mend {type(task).__name__}.messages or the row's {kind}s")
+                                f"{count} {words}s; mend {origin} or the row's {kind}s")
         text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         for token, count in ((self.processor.image_token, expected["image"]), (self.processor.video_token, expected["video"])):
             if text.count(token) != count:

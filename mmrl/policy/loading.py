@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,12 +164,13 @@ def build_encoder(processor: Any, rope_index: Any, template: Template, data: Dat
 
 
 def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_reference: bool = False,
-                trainable: bool = True, device: torch.device | None = None, weights: Path | None = None) -> Policy:
+                trainable: bool = True, device: torch.device | None = None, weights: Path | None = None,
+                prepare: Callable[[Any, Any], object] | None = None) -> Policy:
     """Load model and processor from a folder or hub name and make a Policy.
 
     With `needs_reference` and no LoRA a frozen copy of the weights at config.path is kept for the KL term. `weights` is
-    a checkpoint folder to continue from: full weights, or the adapter/ folder of a LoRA run. Raises ConfigError for an
-    unknown architecture, path, part or template.
+    a checkpoint folder to continue from: full weights, or the adapter/ folder of a LoRA run. `prepare(model, processor)` may
+    add tokens to a model just read. Raises ConfigError for an unknown architecture, path, part or template.
     """
     from transformers import AutoProcessor
 
@@ -177,6 +179,8 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
     lora = config.lora is not None and trainable
     model = _load_model(str(weights) if weights is not None and not lora else config.path, config, dtype)
     processor = AutoProcessor.from_pretrained(config.path)
+    if prepare is not None:
+        prepare(model, processor)
     reference = None
     if trainable:
         freeze_parts(model, config.freeze)
@@ -184,6 +188,8 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
         model.requires_grad_(False)
     if trainable and needs_reference and not lora:
         reference = _load_model(config.path, config, dtype).requires_grad_(False).eval()
+        if prepare is not None:
+            prepare(reference, processor)
     for one in (model, reference):
         if one is not None and autocast is not None and not lora:  # a LoRA run's base is loaded in bf16 altogether
             store_frozen(one, autocast)

@@ -53,8 +53,8 @@ class PrefixLayout:
 class Batch:
     """A micro-batch for `Policy.logp`.
 
-    ids, kinds, positions_3 have shape (rows, T) / (3, rows, T); target_N are the completion tokens, and the logits that
-    predict them sit at flat positions source_N of the (rows * T) hidden states. sequence_N is each token's completion.
+    ids, kinds, positions_3 have shape (rows, T) / (3, rows, T); target_N are the completion tokens, themselves at flat positions
+    place_N of the (rows * T) hidden states; the logits that predict them sit at source_N. sequence_N is each token's completion.
     layout is None for the padded batch, which carries a 2-D attention mask instead. `visuals` refer to the pictures and clips
     in order of their tokens; the policy asks the visual cache for their pixels or features.
     """
@@ -67,6 +67,7 @@ class Batch:
     target_N: torch.Tensor
     sequence_N: torch.Tensor
     num_sequences: int
+    place_N: torch.Tensor
     layout: PrefixLayout | None = None
     attention_mask: torch.Tensor | None = None
     fingerprints: tuple[str, ...] = ()
@@ -110,10 +111,13 @@ def _check(items: Sequence[PackItem]) -> None:
         assert item.completions and all(item.completions), "a group must hold completions of at least one token"
 
 
-def pack(items: Sequence[PackItem]) -> Batch:
-    """The shared-prefix batch of `items`; sequences are numbered group after group, completion after completion."""
+def pack(items: Sequence[PackItem], *, causal: bool = True) -> Batch:
+    """The shared-prefix batch of `items`; sequences are numbered group after group, completion after completion.
+
+    Without `causal`, every token of a completion also attends to the later ones (parallel decoding of action chunks).
+    """
     _check(items)
-    ids, kinds, positions, source, target, sequence = [], [], [], [], [], []
+    ids, kinds, positions, source, target, sequence, place = [], [], [], [], [], [], []
     prompt_spans, completion_spans, owners = [], [], []
     cursor, number = 0, 0
     for m, item in enumerate(items):
@@ -135,13 +139,14 @@ def pack(items: Sequence[PackItem]) -> Batch:
             where = torch.arange(cursor - 1, cursor + length - 1)
             where[0] = last_prompt
             source.append(where)
+            place.append(torch.arange(cursor, cursor + length))
             target.append(tokens)
             sequence.append(torch.full((length,), number))
             cursor, number = cursor + length, number + 1
     prints = tuple(i.prompt.fingerprint for i in items)
     return Batch(torch.cat(ids)[None], torch.cat(kinds)[None], torch.cat(positions, 1)[:, None],
                  tuple(v for i in items for v in i.prompt.visuals), torch.cat(source), torch.cat(target), torch.cat(sequence),
-                 number, _layout(prompt_spans, completion_spans, owners), None, prints)
+                 number, torch.cat(place), _layout(prompt_spans, completion_spans, owners, causal), None, prints)
 
 
 def _padded_index(spans: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,14 +159,15 @@ def _padded_index(spans: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch
 
 
 def _layout(prompt_spans: Sequence[tuple[int, int]], completion_spans: Sequence[tuple[int, int]],
-            owners: Sequence[int]) -> PrefixLayout:
+            owners: Sequence[int], causal: bool) -> PrefixLayout:
     prompt_MP, prompt_valid = _padded_index(prompt_spans)
     completion_BC, completion_valid = _padded_index(completion_spans)
     owner_B = torch.tensor(owners)
     P, C = prompt_MP.shape[1], completion_BC.shape[1]
-    causal = torch.ones(C, C, dtype=torch.bool).tril()
-    mask_BCK = torch.cat([prompt_valid[owner_B][:, None, None].expand(-1, 1, C, P),
-                          causal.expand(len(owners), 1, C, C)], -1)
+    own = torch.ones(C, C, dtype=torch.bool).tril().expand(len(owners), 1, C, C)
+    if not causal:  # padding stays where nobody but padding sees it
+        own = completion_valid[:, None, None].expand(-1, 1, C, C) | own
+    mask_BCK = torch.cat([prompt_valid[owner_B][:, None, None].expand(-1, 1, C, P), own], -1)
     rows = torch.cat([prompt_MP.flatten(), completion_BC.flatten()])
     slots = torch.cat([prompt_valid.flatten(), completion_valid.flatten()]).nonzero()[:, 0]
     slot_T = torch.empty_like(slots)
@@ -177,7 +183,7 @@ def pack_padded(items: Sequence[PackItem]) -> Batch:
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     kinds, mask = torch.zeros_like(ids), torch.zeros_like(ids)
     positions_3 = torch.zeros(3, len(rows), width, dtype=torch.long)
-    source, target, sequence = [], [], []
+    source, target, sequence, place = [], [], [], []
     for b, (prompt, completion) in enumerate(rows):
         P, C = prompt.length, len(completion)
         tokens = torch.tensor(completion, dtype=torch.long)
@@ -187,8 +193,9 @@ def pack_padded(items: Sequence[PackItem]) -> Batch:
         positions_3[:, b, :P] = prompt.positions_3P
         positions_3[:, b, P:P + C] = prompt.next_position + torch.arange(C)
         source.append(b * width + torch.arange(P - 1, P + C - 1))
+        place.append(b * width + torch.arange(P, P + C))
         target.append(tokens)
         sequence.append(torch.full((C,), b))
     prints = tuple(i.prompt.fingerprint for i in items)
     return Batch(ids, kinds, positions_3, tuple(v for p, _ in rows for v in p.visuals), torch.cat(source), torch.cat(target),
-                 torch.cat(sequence), len(rows), None, mask, prints)
+                 torch.cat(sequence), len(rows), torch.cat(place), None, mask, prints)

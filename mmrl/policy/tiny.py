@@ -51,7 +51,8 @@ class TinySpec:
     """Sizes of a tiny model. `hidden / heads` is the head width (32 at least); `kv` are key-value heads.
 
     `window_vision` keeps Qwen2.5-VL's windowed attention; full attention learns to look sooner at these sizes.
-    Pictures are resized to between `min_patches` and `max_patches` merged patches (28 x 28 px, Qwen3-VL 32 x 32).
+    Pictures are resized to between `min_patches` and `max_patches` merged patches (28 x 28 px, Qwen3-VL 32 x 32), or of twice
+    `patch_size` where it is given.
     """
 
     arch: str = "qwen2_5_vl"
@@ -66,6 +67,7 @@ class TinySpec:
     vocab_size: int = 448
     min_patches: int = 4
     max_patches: int = 16
+    patch_size: int = 0
     seed: int = 0
 
 
@@ -89,10 +91,14 @@ def make_tokenizer(vocab_size: int = 448) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def _patch_size(spec: TinySpec) -> int:
+    return spec.patch_size or (16 if spec.arch == "qwen3_vl" else 14)
+
+
 def _processor(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> ProcessorMixin:
     import transformers as hf
 
-    patch = 16 if spec.arch == "qwen3_vl" else 14
+    patch = _patch_size(spec)
     area = (2 * patch) ** 2
     options: dict[str, Any] = {
         "patch_size": patch, "temporal_patch_size": 2, "merge_size": 2,
@@ -126,17 +132,17 @@ def _config(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
     depth, width, heads = spec.vision_layers, spec.vision_hidden, spec.vision_heads
     if spec.arch == "qwen2_vl":
         vision: dict[str, Any] = {"depth": depth, "embed_dim": width, "hidden_size": spec.hidden, "mlp_ratio": 2,
-                                  "num_heads": heads, "patch_size": 14}
+                                  "num_heads": heads, "patch_size": _patch_size(spec)}
         return hf.Qwen2VLConfig(text_config=text, vision_config=vision, **top)
     vision = {"depth": depth, "hidden_size": width, "intermediate_size": 2 * width, "num_heads": heads,
               "out_hidden_size": spec.hidden}
     if spec.arch == "qwen2_5_vl":
         full = [depth - 1] if spec.window_vision else list(range(depth))
-        vision.update(patch_size=14, fullatt_block_indexes=full, window_size=112, tokens_per_second=2)
+        vision.update(patch_size=_patch_size(spec), fullatt_block_indexes=full, window_size=112, tokens_per_second=2)
         return hf.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **top)
     text["head_dim"] = spec.hidden // spec.heads
     text["rope_parameters"]["mrope_interleaved"] = True
-    vision.update(patch_size=16, num_position_embeddings=256, deepstack_visual_indexes=[0])
+    vision.update(patch_size=_patch_size(spec), num_position_embeddings=256, deepstack_visual_indexes=[0])
     return hf.Qwen3VLConfig(text_config=text, vision_config=vision, **top)
 
 

@@ -18,14 +18,16 @@ from mmrl.report.charts import smoothing_note
 from mmrl.report.compare import comparison_body
 from mmrl.report.contrast import configured_view, contrast_curves, contrast_names, view_name
 from mmrl.report.curves import held_out_curves, other_metrics, source_curves, training_curves
+from mmrl.report.embodied import embodied_outcome, embodied_sections, embodied_verdict, is_embodied
 from mmrl.report.filmstrip import Figures
 from mmrl.report.gallery import gallery, parse_failures, worst_cases
+from mmrl.report.gantt import schedule_section
 from mmrl.report.load import Run, load_run
 from mmrl.report.rollouts import rollouts
 from mmrl.report.sections import alarms, configuration, timing
 from mmrl.report.sources import source_tables
 from mmrl.report.text import esc
-from mmrl.report.verdict import Outcome, header, outcome, tiles
+from mmrl.report.verdict import Outcome, header, outcome, tiles, verdict
 
 __all__ = ["build_comparison", "build_report"]
 
@@ -35,7 +37,8 @@ def _page(title: str, body: str) -> str:
     files = resources.files("mmrl.report")
     style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    policy = (f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+    media = "media-src data:; " if "<video" in body else ""
+    policy = (f"default-src 'none'; img-src data:; {media}style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
               "base-uri 'none'; form-action 'none'")
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -102,13 +105,8 @@ def row_metric(run: Run, found: Outcome) -> str:
     return found.headline if found.headline != "parse_rate" else "reward"
 
 
-def build_report(run_dir: Path) -> Path:
-    """Write RUN/report.html and return its path; works on finished, running, broken-off and empty runs.
-
-    Raises DataError when `run_dir` is not a folder.
-    """
-    run = load_run(Path(run_dir))
-    found = outcome(run)
+def _sections(run: Run, found: Outcome) -> list[tuple[str, str, str]]:
+    """(key, title, HTML) of what a run of answers has."""
     metric = row_metric(run, found)
     figures = Figures(run.folder)
     makers: list[tuple[str, str, Callable[[], str]]] = [
@@ -120,11 +118,24 @@ def build_report(run_dir: Path) -> Path:
         ("rollouts", "Rollouts", lambda: rollouts(run, figures)),
         ("alarms", "Alarms", lambda: alarms(run)),
         ("timing", "Timing", lambda: timing(run)),
+        ("schedule", "Schedule", lambda: schedule_section(run)),
         ("configuration", "Configuration", lambda: configuration(run) + _notes(run)),
     ]
     made = [(key, title, make()) for key, title, make in makers]
-    sections = [section for section in made if section[2] or section[0] != "rollouts"]
-    body = header(run, found) + _navigation(sections) + "<main>" + "".join(
+    return [section for section in made if section[2] or section[0] not in ("rollouts", "schedule")]
+
+
+def build_report(run_dir: Path) -> Path:
+    """Write RUN/report.html and return its path; works on finished, running, broken-off and empty runs.
+
+    Raises DataError when `run_dir` is not a folder.
+    """
+    run = load_run(Path(run_dir))
+    embodied = is_embodied(run)
+    found = embodied_outcome(run) if embodied else outcome(run)
+    sections = embodied_sections(run, found, _notes(run)) if embodied else _sections(run, found)
+    sentence = embodied_verdict(run, found) if embodied else verdict(run, found)
+    body = header(run, found, sentence) + _navigation(sections) + "<main>" + "".join(
         f'<section id="{key}"><h2>{title}</h2>{content}</section>' for key, title, content in sections) + "</main>"
     body += '<footer>Written by mmrl from the files of this run.</footer>'
     return _write(run.folder / "report.html", _page(f"{run.name} · mmrl", body))

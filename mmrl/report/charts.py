@@ -98,7 +98,7 @@ class _Axis:
 
 def _y_axis(values: Sequence[float], zero: bool, bounds: tuple[float, float] | None, log: bool) -> _Axis:
     low, high = min(values), max(values)
-    if log and low > 0 and high / low > 100:
+    if log and low > 1e-300 and high / low > 100:  # smaller ones have no power of ten below them
         return _Axis(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)), True)
     if zero:
         low, high = min(0.0, low), max(0.0, high)

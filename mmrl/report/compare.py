@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from mmrl.errors import DataError
 from mmrl.report.charts import Line, line_chart, smoothing_note
 from mmrl.report.curves import MODES, metric_names
-from mmrl.report.load import Run, Series
+from mmrl.report.load import EvalStep, Run, Series
 from mmrl.report.text import esc, interval, metric_name, plural, span
 
 __all__ = ["comparison_body"]
 
+_RATES = ("success_once", "success_at_end")
 _COLORS = ("c1", "c2", "c3", "c5", "c4", "c6", "gray")
-_TRAINING = (("Training reward", "train/reward/mean", ""), ("Training IoU", "train/iou", ""),
+_TRAINING = (("Training reward", "train/reward/mean", ""), ("Training success", "train/success_once", "share of episodes"),
+             ("Training IoU", "train/iou", ""),
              ("Right answers", "train/correct", "share of completions"),
              ("Entropy", "train/entropy", "nats per token"), ("Completion length", "train/length/mean", "tokens"),
              ("Gradient norm", "train/grad_norm", ""), ("Seconds per step", "time/total", "seconds"),
-             ("Speed", "speed/tokens_per_s", "tokens per second"), ("Peak memory", "memory/peak_gib", "GiB"))
+             ("Speed", "speed/tokens_per_s", "tokens per second"),
+             ("Speed in simulators", "perf/control_steps_per_s", "control steps per second"),
+             ("Peak memory", "memory/peak_gib", "GiB"))
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -25,10 +29,17 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return [n if names.count(n) == 1 else f"{n} ({r.folder})" for n, r in zip(names, runs, strict=True)]
 
 
+def _metrics(evals: Sequence[EvalStep]) -> list[str]:
+    """Held-out metrics in reading order. Where all runs acted, reward and parse rate only repeat the success rate."""
+    found = metric_names(evals, "macro")
+    acted = bool(evals) and all("max_steps" in e.protocol for e in evals)
+    return [n for n in found if not acted or n not in ("reward", "parse_rate", "macro")]
+
+
 def _held_out(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    found = metric_names([e for r in runs for e in r.evals], "macro")
+    found = _metrics([e for r in runs for e in r.evals])
     charts = []
-    for metric in [n for n in found if n in ("macro", "iou", "acc@0.5", "correct", "reward")][:3] or found[:2]:
+    for metric in [n for n in found if n in ("macro", *_RATES, "iou", "acc@0.5", "correct", "reward")][:3] or found[:2]:
         for mode in MODES:
             lines = []
             for i, (run, name) in enumerate(zip(runs, names, strict=True)):
@@ -43,15 +54,15 @@ def _over_time(run: Run) -> Series:
     """Training reward against minutes of training (time/total summed)."""
     minutes, out = 0.0, []
     times = dict(run.series("time/total"))
-    for step, value in run.series("train/reward/mean"):
+    for step, value in run.series("train/reward/mean") or run.series("train/success_once"):
         minutes += (times.get(step) or 0.0) / 60
         out.append((minutes, value))
     return out if minutes > 0 else []
 
 
 def _table(runs: Sequence[Run], names: Sequence[str]) -> str:
-    found = metric_names([e for r in runs for e in r.evals[-1:]], "macro")
-    front = [n for n in found if n in ("macro", "iou", "acc@0.5", "correct", "reward", "parse_rate")]
+    found = _metrics([e for r in runs for e in r.evals[-1:]])
+    front = [n for n in found if n in ("macro", *_RATES, "iou", "acc@0.5", "correct", "reward", "parse_rate")]
     columns = [(m, n) for n in [n for n in front if n != "correct" or "acc@0.5" not in front] for m in MODES]
     rows = []
     for run, name, color in zip(runs, names, _COLORS, strict=False):
@@ -81,10 +92,13 @@ def comparison_body(runs: Sequence[Run]) -> str:
         lines = [Line(n, r.series(metric), c, noisy=noisy) for r, n, c in zip(runs, names, _COLORS, strict=False)]
         charts.append(line_chart(title, lines, unit=unit, zero=metric.startswith(("time", "speed", "memory"))))
     timed = [Line(n, _over_time(r), c, noisy=True) for r, n, c in zip(runs, names, _COLORS, strict=False)]
-    charts.append(line_chart("Training reward over time", timed, x_unit="minutes"))
+    charts.append(line_chart("Training reward or success over time" if any(r.series("train/success_once") for r in runs)
+                             else "Training reward over time", timed, x_unit="minutes"))
     note = "faint: each step, bold: trailing mean" if any(smoothing_note(len(r.metrics)) for r in runs) else ""
     cards = "".join(f'<div class="card">{c}</div>' for c in charts if c)
     tasks = ", ".join(dict.fromkeys(short_text for r in runs if (short_text := str(r.info.get("task") or ""))))
+    tasks = f"{tasks} (stand-in assets: no benchmark score)" if any(
+        "stand-in" in str(e.protocol.get("assets")) for r in runs for e in r.evals) else tasks
     notes = "".join(f"<li>{esc(n)}: {esc(note)}</li>" for n, r in zip(names, runs, strict=True) for note in r.notes)
     missing = (f'<details class="notes"><summary>Missing or unreadable</summary><ul>{notes}</ul></details>'
                if notes else "")

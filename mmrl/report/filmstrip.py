@@ -24,7 +24,7 @@ from mmrl.report.text import esc, plural
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Figures", "Layer", "has_film"]
+__all__ = ["Figures", "Layer", "encoded", "has_film"]
 
 MAX_BYTES = 8 << 20  # of frames in one page; every further clip is a text
 _MAX_TICKS = 64  # seen frames marked on a time axis
@@ -102,7 +102,7 @@ class Figures:
         except Exception as error:  # decoders raise errors of their own; whatever a clip does, the page is written and says it
             kind = getattr(error, "kind", "") or type(error).__name__
             return _Film((), (4, 3), clip.duration, 0.0, f"the video cannot be shown ({kind}): {Path(clip.path).name}")
-        frames = tuple((t, _encoded(rgb)) for t, rgb in zip(stills.seconds, stills.frames, strict=True))
+        frames = tuple((t, encoded(rgb)) for t, rgb in zip(stills.seconds, stills.frames, strict=True))
         return _Film(frames, stills.size, stills.duration, stills.reach)
 
 
@@ -112,7 +112,7 @@ def _fewer(rows: Sequence[tuple[Row, str]], states: int) -> list[tuple[Row, str]
     return sampled + [r for r in rows if r[1] != "sampled"]
 
 
-def _encoded(rgb_HWC: np.ndarray) -> str:
+def encoded(rgb_HWC: np.ndarray) -> str:
     """A data address: JPEG, or PNG where that is about as small (drawings)."""
     from PIL import Image
 

@@ -12,7 +12,7 @@ __all__ = ["cut_text", "esc", "interval", "metric_name", "plural", "short", "spa
 _CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
 _NAMES = {"iou": "mIoU", "giou": "gIoU", "reward": "Reward", "parse_rate": "Parse rate",
           "outside_image": "Outside picture", "ned": "1 − NED", "macro": "Mean of sources", "headline": "Headline",
-          "acc_gqa": "Acc@GQA"}
+          "acc_gqa": "Acc@GQA", "success_once": "Success rate", "success_at_end": "Success at end", "steps": "Control steps"}
 
 
 def esc(value: Any) -> str:

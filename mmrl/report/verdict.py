@@ -12,7 +12,7 @@ from mmrl.report.rows import gains, part_gains, unit_of
 from mmrl.report.text import esc, interval, metric_name, short
 from mmrl.stats import Estimate
 
-__all__ = ["Outcome", "header", "mode_label", "outcome", "tiles"]
+__all__ = ["Outcome", "header", "mode_label", "outcome", "tiles", "verdict"]
 
 Numbers = Mapping[str, float | None]
 
@@ -106,19 +106,26 @@ def _signed(gain: Estimate) -> str:
     return f"<b>{mean}</b>{f' <span class=ci>{spread}</span>' if spread else ''}"
 
 
-def header(run: Run, found: Outcome) -> str:
-    """Name, facts, the sentence."""
+def header(run: Run, found: Outcome, sentence: str) -> str:
+    """Name, facts, the sentence (HTML)."""
     info = run.info
     total = info.get("total_steps")
     progress = f"step {run.last_step:,}" + (f" of {total:,}" if isinstance(total, int) else "")
     status = str(info.get("status") or "status unknown")
-    facts = [("model", info.get("model")), ("task", info.get("task")), ("progress", progress),
+    facts = [("model", info.get("model")), ("task", info.get("task") or _tasks(found)), ("progress", progress),
              ("started", str(info.get("started") or "").replace("T", " ")[:16] or None)]
     items = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>" for k, v in facts if v)
     tone = {"finished": "good", "running": "busy"}.get(status, "bad" if status in ("failed", "interrupted") else "busy")
     return (f'<header class="top"><p class="kicker">mmrl run <span class="chip {tone}">{esc(status)}</span></p>'
-            f'<h1>{esc(run.name)}</h1><p class="verdict">{verdict(run, found)}</p><dl class="facts">{items}</dl>'
+            f'<h1>{esc(run.name)}</h1><p class="verdict">{sentence}</p><dl class="facts">{items}</dl>'
             f'</header>')
+
+
+def _tasks(found: Outcome) -> str:
+    """Suite and tasks of an evaluation in simulators."""
+    protocol = found.first.protocol if found.first else {}
+    tasks = protocol.get("tasks")
+    return f"{protocol.get('suite')}: {', '.join(map(str, tasks[:12]))}" if isinstance(tasks, list) else ""
 
 
 def _tile_row(found: Outcome, mode: str, metric: str) -> str:

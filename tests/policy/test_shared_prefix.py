@@ -19,6 +19,7 @@ from mmrl.media import open_image
 from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
 from mmrl.policy.policy import Policy
 from tests.engine_kit import ARCHITECTURES, PHOTO_SIZES, Album, fresh_policy, picture, policy, sample_with, tiny_folder
+from tests.fast_kit import first_fast
 
 LIMIT = 1e-5
 TASK = Album()
@@ -60,7 +61,7 @@ def relative_error(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> fl
     return float(difference / torch.stack([b[n].double().norm() for n in b]).norm())
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_fast(ARCHITECTURES))
 @given(drawn=groups, budget=st.integers(1, 400), temperature=st.sampled_from([1.0, 0.7, 1.6]))
 @few
 def test_packed_equals_padded_in_any_split(arch: str, drawn: Any, budget: int, temperature: float) -> None:
@@ -104,7 +105,7 @@ def plain_logps(p: Policy, model: Any, sizes: Sequence[tuple[int, int]], questio
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_fast(ARCHITECTURES))
 @given(drawn=groups, temperature=st.sampled_from([1.0, 0.7]))
 @few
 def test_packed_equals_plain_transformers(arch: str, drawn: Any, temperature: float) -> None:

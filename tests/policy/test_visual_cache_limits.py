@@ -11,9 +11,10 @@ import torch
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, MediaError
 from mmrl.trainer import Trainer
+from tests.clip_kit import ALL, TASK, clip, mixed_file, policy_of, sample
 from tests.engine_kit import config_file, read_jsonl, small_run
-from tests.policy.test_visuals import ALL, TASK, clip, policy_of, sample
-from tests.test_contrast_run import VIDEO, mixed_file
+
+VIDEO = {"kind": "all", "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 6}
 
 
 def clips(folder: Path, count: int) -> list[str]:

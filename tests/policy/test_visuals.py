@@ -10,54 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.config import DataConfig, ModelConfig
-from mmrl.config_data import CacheConfig, VideoConfig
+from mmrl.config_data import VideoConfig
 from mmrl.errors import MediaError, MismatchError
 from mmrl.media import open_image
-from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import PackItem, pack, pack_padded
 from mmrl.policy.policy import Policy
-from mmrl.types import Sample
-from tests.engine_kit import ARCHITECTURES, fresh_policy, picture, tiny_folder
+from tests.clip_kit import TASK, clip, policy_of, sample
+from tests.engine_kit import ARCHITECTURES, fresh_policy, picture
+from tests.fast_kit import first_fast
 from video.decode import read_clip
-from video.encode import write_video
 from video.sampling import FrameSampling
-
-TASK_TEXT = "Which is first?"
-ALL = VideoConfig(kind="all", min_pixels=28 * 28, max_pixels=64 * 64 * 4)
-
-
-class Clips:
-    """A task with clips first, then pictures, then text."""
-
-    def messages(self, sample: Sample, template: Any) -> list[dict[str, Any]]:
-        media = [{"type": "video"} for _ in sample.videos] + [{"type": "image"} for _ in sample.images]
-        return [{"role": "user", "content": [*media, {"type": "text", "text": sample.question}]}]
-
-
-TASK: Any = Clips()
-
-
-def clip(folder: Path, frames: int = 8, size: tuple[int, int] = (84, 56), seed: int = 0, name: str = "") -> str:
-    """A clip of smooth noise at 4 frames per second in which every frame differs."""
-    path = folder / (name or f"clip-{frames}-{size[0]}x{size[1]}-{seed}.mp4")
-    if not path.exists():
-        coarse = np.random.default_rng([frames, seed]).integers(0, 256, (frames, 4, 6, 3), dtype=np.uint8)
-        rgb = coarse.repeat(size[1] // 4, 1).repeat(size[0] // 6, 2)
-        write_video(path, rgb, 4)
-    return str(path)
-
-
-def sample(videos: tuple[str, ...] = (), images: tuple[str, ...] = (), number: int = 0, **params: Any) -> Sample:
-    return Sample(f"v{number}", "clips", "clips", TASK_TEXT, None, images, videos, params)
-
-
-def policy_of(arch: str, *, freeze: tuple[str, ...] = (), cache: str | None = None, memory: float = 1.0,
-              video: VideoConfig = ALL, limit: int | None = None, **options: Any) -> Policy:
-    """`memory` in GiB, `limit` of the cache on disk in bytes."""
-    disk = CacheConfig(dir=cache, limit_gib=None if limit is None else limit / 2**30)
-    data = DataConfig(video=video, cache=disk, prompt_cache_gib=memory)
-    return load_policy(ModelConfig(path=tiny_folder(arch), device="cpu", freeze=list(freeze), **options), data)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -105,7 +67,7 @@ def logps_and_gradients(p: Policy, folder: Path, packer: Any = pack) -> tuple[to
     return logp_N.detach(), {n: q.grad.clone() for n, q in p.model.named_parameters() if q.grad is not None}
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_fast(ARCHITECTURES[::-1]))
 def test_features_give_the_log_probs_and_gradients_of_pixels(arch: str, tmp_path: Path) -> None:
     frozen = policy_of(arch, freeze=("vision", "projector"), cache=str(tmp_path / "cache"))
     free = policy_of(arch)
@@ -133,7 +95,7 @@ def test_features_give_the_log_probs_and_gradients_of_pixels(arch: str, tmp_path
     assert third.encoder.visuals.stats.encoded == 5 and not torch.allclose(moved, logp, atol=1e-4), "another tower, other features"
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_fast(ARCHITECTURES[::-1]))
 def test_rollout_and_training_agree_on_clips(arch: str, tmp_path: Path) -> None:
     from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 

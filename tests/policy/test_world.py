@@ -52,6 +52,7 @@ def test_the_last_gpu_is_used_when_asked_for() -> None:
     assert done.stdout.strip() == f"cuda:{last}", done.stderr
 
 
+@pytest.mark.slow
 def test_processes_wait_two_hours_for_each_other() -> None:
     environment = {**ENVIRONMENT, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}

@@ -90,7 +90,7 @@ def decoded(markup: str) -> list[np.ndarray]:
 moments = st.lists(st.integers(0, 400).map(lambda k: k / 4), min_size=1, max_size=60)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(moments, st.lists(st.integers(-10, 500).map(lambda k: k / 4), max_size=12), st.integers(3, 10))
 def test_chosen_frames_are_candidates_in_order_and_hold_what_boxes_need(times: list[float], keys: list[float], limit: int) -> None:
     chosen, unique = choose(times, keys, limit), sorted(set(times))
@@ -110,7 +110,7 @@ def test_frames_without_boxes_are_spread_evenly_and_boxes_draw_them() -> None:
     assert choose(times, keys=[100.0], limit=5) == [0, 5, 10, 15, 20], "a moment after the clip draws nothing"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.integers(0, 80).map(lambda k: k / 8), st.just((1.0, 2.0, 3.0, 4.0)), max_size=20), moments)
 def test_a_box_belongs_to_a_frame_only_within_reach(track: dict[float, tuple[float, ...]], seconds: list[float]) -> None:
     marked = {key: (key, 0.0, 1.0, 1.0) for key in track}

@@ -15,6 +15,7 @@ from mmrl.report.rows import gains, part_gains, points_of, unit_of
 from mmrl.report.sources import verdict_of
 from mmrl.report.verdict import outcome
 from mmrl.stats import Estimate
+from tests.fast_kit import first_fast
 from tests.report.mixed_run import HEADLINES, SOURCES
 
 MixedRun = Callable[..., Path]
@@ -122,7 +123,8 @@ def test_equal_ids_of_two_sources_are_told_apart_in_the_gallery(run: Path) -> No
         assert len(tags) == 5 + 2 * twice
 
 
-@pytest.mark.parametrize("content", [{}, [], {"prompts": None}, {"prompts": [{"source": "screens"}, 7, None]}, {"ids": "x"}])
+@pytest.mark.parametrize("content", first_fast([{"prompts": [{"source": "screens"}, 7, None]}, {}, [], {"prompts": None},
+                                                {"ids": "x"}]))
 def test_a_gallery_file_with_odd_content_follows_what_the_evaluations_hold(run: Path, content: Any) -> None:
     (run / "gallery.json").write_text(json.dumps(content), encoding="utf-8")
     assert len(re.findall(r'<p class="tag">', section(build_report(run), "gallery"))) == 14

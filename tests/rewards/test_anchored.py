@@ -14,14 +14,14 @@ share = st.floats(0, 1)
 anchors = st.lists(share, min_size=1, max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(anchors, share, share)
 def test_never_more_than_the_answer_or_the_last_anchor(some: list[float], answer: float, early: float) -> None:
     value = anchored_value(some, answer, early)
     assert 0 <= value <= min(answer, some[-1]) + 1e-12
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(anchors, share, share, st.integers(0, 5), share)
 def test_another_anchor_before_the_last_never_raises(some: list[float], answer: float, extra: float, place: int,
                                                      early: float) -> None:
@@ -29,7 +29,7 @@ def test_another_anchor_before_the_last_never_raises(some: list[float], answer: 
     assert anchored_value([*some[:place], extra, *some[place:]], answer, early) <= anchored_value(some, answer, early) + 1e-12
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(anchors, share, st.integers(0, 5), share)
 def test_a_better_anchor_or_answer_never_lowers(some: list[float], answer: float, place: int, better: float) -> None:
     place = min(place, len(some) - 1)

@@ -98,7 +98,7 @@ def test_word_boundaries_hold(text: str, reason: str) -> None:
     assert parse_boolean(text) == (None, reason)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60), st.lists(st.text(min_size=1, max_size=8), min_size=0, max_size=5))
 def test_total_on_any_text(text: str, options: list[str]) -> None:
     for found in (parse_choice(text, options), nearest_option(text, options)):
@@ -108,7 +108,7 @@ def test_total_on_any_text(text: str, options: list[str]) -> None:
     assert (answer.value is None) == (answer.reason is not None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from("ABCDEF"), st.sampled_from(["", ".", ")", " ", "\n", ", ", " or ", " and ", ". "]),
        st.sampled_from([*"ABCDEF", *PETS, "x", "42", "!"]), st.sampled_from("ABCDEF"))
 def test_text_behind_a_wrong_letter_never_makes_it_right(letter: str, glue: str, tail: str, gold: str) -> None:

@@ -52,7 +52,7 @@ def _copies(predicted: Labelled, true: Labelled) -> list[list[int]]:
     return sorted(s for s in sets if len(s) > 1)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(setting, some, some, progress, st.randoms(use_true_random=False))
 def test_in_range_and_whatever_the_order(case: tuple[str, dict[str, Any]], predicted: Labelled, true: Labelled, now: float,
                                          random) -> None:  # type: ignore[no-untyped-def]
@@ -65,7 +65,7 @@ def test_in_range_and_whatever_the_order(case: tuple[str, dict[str, Any]], predi
         assert mixed == pytest.approx(value, abs=1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(UNGAMED), some, some, progress, st.data())
 def test_copies_wrong_labels_junk_and_floods_never_pay(case: tuple[str, dict[str, Any]], predicted: Labelled, true: Labelled,
                                                        now: float, data: st.DataObject) -> None:
@@ -79,7 +79,7 @@ def test_copies_wrong_labels_junk_and_floods_never_pay(case: tuple[str, dict[str
         assert reward([*predicted, *[item] * copies], true, now) <= value + 1e-9, (item, copies)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from([{}, {"threshold": 0.5}, {"threshold": "dynamic"}, {"threshold": "average", "power": 2}]), some,
        st.lists(labelled, min_size=1, max_size=6), progress)
 def test_a_right_box_for_a_truth_without_one_never_lowers_f1(params: dict[str, Any], predicted: Labelled, true: Labelled,
@@ -91,7 +91,7 @@ def test_a_right_box_for_a_truth_without_one_never_lowers_f1(params: dict[str, A
             assert reward([*predicted, item], true, now) > reward(predicted, true, now) - 1e-9
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from([{}, {"threshold": 0.5}, {"threshold": "dynamic"}, {"power": 2}]),
        st.lists(labelled, min_size=1, max_size=6), st.lists(labelled, min_size=1, max_size=6), progress, st.floats(0, 1))
 def test_moving_a_box_towards_its_truth_never_lowers_f1(params: dict[str, Any], predicted: Labelled, true: Labelled, now: float,
@@ -169,7 +169,7 @@ def test_near_copies_earn_no_more_than_the_best_of_them_alone(mode: str, size: f
               "f1 dynamic": make_detection_reward("f1", threshold="dynamic"),
               "scene_graph": lambda p, t: make_scene_graph_reward()(Graph(tuple(p)), Graph(tuple(t)))}[mode]
     mended = 0
-    for seed in range(80):
+    for seed in range(40):
         rng, predicted, true = _crowd(seed)
         if _twins(true):
             continue
@@ -180,13 +180,13 @@ def test_near_copies_earn_no_more_than_the_best_of_them_alone(mode: str, size: f
         assert flood <= max(alone) + 1e-9, seed
         assert flood < max(alone) or flood == 0, "copies cost"
         mended += max(alone) > alone[0]
-    assert mended > 10 or mode == "f1 dynamic", "a copy may be nearer to a truth: that it was tried beside the others never pays"
+    assert mended > 5 or mode == "f1 dynamic", "a copy may be nearer to a truth: that it was tried beside the others never pays"
 
 
 @pytest.mark.parametrize("case", UNGAMED, ids=str)
 def test_copies_moved_by_a_millionth_never_pay_in_any_mode(case: tuple[str, dict[str, Any]]) -> None:
     reward = make_detection_reward(case[0], **case[1])
-    for seed in range(60):
+    for seed in range(25):
         rng, predicted, true = _crowd(seed)
         if not _twins(true):
             jittered = _jittered(rng, predicted[0], 1e-6, int(rng.choice([1, 7])))

@@ -46,7 +46,7 @@ def test_anything_else_fails_with_a_reason(text: str, reason: str) -> None:
     assert (found.point, found.box, found.reason) == (None, None, reason)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(max_size=200) | st.text(alphabet="[](){}'\"\\,.0123456789:ax<|>_ ", max_size=200))
 def test_any_text_parses_or_fails(text: str) -> None:
     found = parse_point(text)
@@ -159,7 +159,7 @@ spots = st.one_of(st.none(), st.tuples(st.floats(-20, 80), st.floats(-20, 60)),
                   st.tuples(st.floats(-20, 80), st.floats(-20, 60), st.floats(-20, 80), st.floats(-20, 60)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.lists(spots, max_size=8), st.integers(1, 30))
 def test_region_votes_equal_counting_every_pixel(places: list[tuple[float, ...] | None], expand: int) -> None:
     assert region_votes(places, (60, 40), expand) == pytest.approx(votes_pixel_by_pixel(places, (60, 40), expand))

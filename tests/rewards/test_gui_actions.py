@@ -106,14 +106,14 @@ def test_lone_surrogates_never_reach_a_file() -> None:
     assert text is not None and text.encode("utf-8")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(max_size=150) | st.text(alphabet="{}[]():,'\"\\ actionclkpe0123", max_size=150), st.sampled_from(sorted(SPACES)))
 def test_any_text_parses_or_fails(text: str, space: str) -> None:
     found = parse_action(text, space)
     assert (found.action is None) == (found.reason is not None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.sampled_from(["click", "type", "drag"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(

@@ -41,7 +41,7 @@ def _all_matchings(matrix: np.ndarray) -> list[list[tuple[int, int]]]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(matrices())
 def test_hungarian_equals_brute_force(matrix: np.ndarray) -> None:
     everything = _all_matchings(matrix)
@@ -57,7 +57,7 @@ def test_hungarian_equals_brute_force(matrix: np.ndarray) -> None:
     assert matched_sum(matrix, pairs) == pytest.approx(best)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(matrices())
 def test_greedy_takes_the_most_similar_pair_that_is_left(matrix: np.ndarray) -> None:
     pairs = greedy_pairs(matrix)
@@ -132,7 +132,7 @@ def test_copies_are_chained_within_a_label_and_twins_give_them_room() -> None:
     assert _near(chain[:2, :2], twins, [0, 0], [0, 0]) == [], "there is room for both"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(matrices(), st.integers(1, 4), st.integers(1, 3), st.integers(0, 1000))
 def test_merged_copies_are_worth_their_best_choice(matrix: np.ndarray, size: int, room: int, seed: int) -> None:
     members = list(range(min(size, len(matrix))))

@@ -98,7 +98,7 @@ def test_mra_is_defined_where_the_official_code_is_not() -> None:
     assert mra(1e308, -1e308) == 0 and 0 <= mra(1e300, 1e-300, strict=True) <= 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(0, 1), st.booleans())
 def test_moving_toward_the_truth_never_lowers_mra(predicted: float, gold: float, share: float, strict: bool) -> None:
     nearer = gold + (predicted - gold) * share
@@ -146,7 +146,7 @@ def test_wrong_settings_are_refused() -> None:
             make_closeness(mode, **params)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.one_of(st.text(max_size=40), st.text("0123456789.,/eE+-% ", max_size=30)),
        st.sampled_from(["refuse", "keep", "fraction"]))
 def test_total_on_any_text_and_finite(text: str, percent: str) -> None:
@@ -160,14 +160,14 @@ def test_total_on_any_text_and_finite(text: str, percent: str) -> None:
             assert within(found, found) and rounded_equal(found, found, 3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-10**12, max_value=10**12, places=4))
 def test_what_python_formats_comes_back(number: object) -> None:
     for text in (f"{number}", f"{number:,}", f"{number:e}"):
         assert parse_number(text).exact == Fraction(str(number))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(["7", "5", "7.5"]), st.text(" 0123456789or,;%xé/.-", min_size=1, max_size=8))
 def test_garbage_behind_a_number_never_makes_it_another_by_search(number: str, tail: str) -> None:
     whole = parse_number(number + tail)

@@ -121,7 +121,7 @@ def test_what_is_no_list_of_points_fails(text: str, reason: str | None) -> None:
     assert parse_points(text).reason == reason
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(st.text(max_size=200), st.text("[](){},.:-0123456789 \"'bl<|>", max_size=200),
                  st.recursive(st.floats() | st.integers() | st.text(max_size=8) | st.none(),
                               lambda x: st.lists(x, max_size=5) | st.dictionaries(

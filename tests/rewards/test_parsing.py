@@ -121,7 +121,7 @@ def test_text_is_never_run() -> None:
         assert parse_boxes(text).reason == "not_a_box"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(st.text(max_size=200), tags))
 def test_total_on_any_text(text: str) -> None:
     for answer_format in ("answer", "think", "bare"):

@@ -30,7 +30,7 @@ def _seconds(some: list[tuple[int, int]]) -> set[int]:
     return {k for a, b in some for k in range(min(a, b), max(a, b))}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(spans, spans)
 def test_union_is_counting_whole_seconds(p: list[tuple[int, int]], g: list[tuple[int, int]]) -> None:
     a, b = _seconds(p), _seconds(g)
@@ -50,7 +50,7 @@ def test_matched_is_the_best_of_all_matchings(p: list[tuple[int, int]], g: list[
     assert matched_iou(p, g) == pytest.approx(best / len(many))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.tuples(real, real), st.tuples(real, real), st.floats(0, 1), st.booleans())
 def test_moving_an_end_toward_the_truth_never_lowers(p: tuple[float, float], g: tuple[float, float], share: float,
                                                      first: bool) -> None:

@@ -46,7 +46,7 @@ def test_failures_have_names(text: str, reason: str) -> None:
     assert not parse_track(text).boxes and not parse_track(text).listed
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.one_of(st.text(max_size=60), st.recursive(
     st.floats() | st.integers() | st.text(max_size=4) | st.none(), lambda inner: st.lists(inner, max_size=5) | st.dictionaries(
         st.sampled_from(["boxes", "time", "0", "1", "x"]), inner, max_size=4), max_leaves=12).map(json.dumps)))
@@ -55,7 +55,7 @@ def test_any_text_is_a_track_or_a_reason(text: str) -> None:
     assert bool(parsed.boxes or parsed.listed) != bool(parsed.reason)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(tracks, tracks)
 def test_numbers_are_those_of_counting(p: dict[float, tuple[float, ...]], g: dict[float, tuple[float, ...]]) -> None:
     expected = sum(box_iou(p[k], g[k]) for k in set(p) & set(g))
@@ -66,7 +66,7 @@ def test_numbers_are_those_of_counting(p: dict[float, tuple[float, ...]], g: dic
     assert success_area(track_ious(p, g)) == pytest.approx(mean([success(track_ious(p, g), k / 100) for k in range(101)]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(tracks, tracks, st.integers(0, 12).map(float), boxes)
 def test_a_right_box_never_lowers_and_a_box_nobody_asked_for_never_raises(
         p: dict[float, tuple[float, ...]], g: dict[float, tuple[float, ...]], key: float, box: tuple[float, ...]) -> None:
@@ -87,7 +87,7 @@ def _official(p: Boxes, p_time: tuple[int, int], g: Boxes, g_time: tuple[int, in
     return sum(box_iou(p[float(k)], g[float(k)]) for k in mine & true if float(k) in p) / len(mine | true)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(tracks, times, times, st.lists(boxes, min_size=14, max_size=14), st.sampled_from([0.25, 1.0, 2.5]))
 def test_tube_viou_is_that_of_vidstg(p: Boxes, p_time: tuple[int, int], g_time: tuple[int, int], some: list[tuple[float, ...]],
                                      step: float) -> None:
@@ -103,7 +103,7 @@ def test_tube_viou_is_that_of_vidstg(p: Boxes, p_time: tuple[int, int], g_time: 
     assert tube_viou(p, p_time[::-1], g, g_time) == pytest.approx(expected), "pairs are sorted"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(tracks, st.tuples(st.floats(0, 20), st.floats(0, 20)), times, boxes, st.floats(0, 1), st.booleans(), st.booleans())
 def test_a_tube_gains_by_the_right_time_only(p: Boxes, said: tuple[float, float], g_time: tuple[int, int],
                                              box: tuple[float, ...], share: float, first: bool, closed: bool) -> None:

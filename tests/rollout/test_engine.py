@@ -16,6 +16,7 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.types import Completion, Sample, StopReason
 from tests.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, policy, sample_with, tiny_folder
+from tests.fast_kit import first_fast
 
 TASK = Album()
 SHAPES: tuple[tuple[tuple[int, int], ...], ...] = (
@@ -68,7 +69,7 @@ def test_greedy_equals_transformers_generate(arch: str) -> None:
     assert [group[0].token_ids for group in results] == _plain_greedy(arch)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", first_fast(ARCHITECTURES))
 def test_results_do_not_depend_on_batching(arch: str) -> None:
     p = policy(arch)
     asked = requests(p, count=4)

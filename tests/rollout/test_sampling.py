@@ -36,7 +36,7 @@ def test_successive_columns_are_independent() -> None:
 
 
 @given(logits, st.floats(0, 1, exclude_max=True))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_inverse_cdf_and_extremes(values: list[float], u: float) -> None:
     values = [*values, float("-inf"), 0.0, float("-inf")]
     logits_1V = torch.tensor([values])
@@ -50,7 +50,7 @@ def test_inverse_cdf_and_extremes(values: list[float], u: float) -> None:
 
 
 @given(logits, st.integers(0, 14), st.sampled_from([0.05, 0.3, 0.5, 0.8, 0.95, 1.0]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_keep_top_equals_the_naive_definition(values: list[float], top_k: int, top_p: float) -> None:
     kept = torch.isfinite(keep_top(torch.tensor([values]), top_k, top_p))[0].tolist()
     order = sorted(range(len(values)), key=lambda i: -values[i])

@@ -61,7 +61,7 @@ def _box_in(size: tuple[int, int], shares: tuple[float, float, float, float]) ->
 share = st.floats(0, 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(SIZES), st.sampled_from(list(CoordFrame)), st.tuples(share, share, share, share))
 def test_the_frames_round_trip_exactly(size: tuple[int, int], frame: CoordFrame, shares: tuple[float, ...]) -> None:
     box = _box_in(size, shares)
@@ -69,7 +69,7 @@ def test_the_frames_round_trip_exactly(size: tuple[int, int], frame: CoordFrame,
     assert to_orig(there, frame, RESIZED[size], size) == pytest.approx(box, abs=1e-9 * max(size))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(SIZES), st.sampled_from(list(CoordFrame)), st.tuples(share, share, share, share),
        st.sampled_from(["answer", "think", "bare"]), st.sampled_from(sorted(MODES)), share)
 def test_gold_scores_one_to_rounding_and_wrong_scores_zero(size: tuple[int, int], frame: CoordFrame,
@@ -148,7 +148,7 @@ garbage = st.one_of(st.text(max_size=60), st.sampled_from([
     "<think>a</think><answer>[100, 50, 300, 400]</answer>", " ", "<|im_end|>"]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from([
     "[100, 50, 300, 400]", "[110, 50, 300, 400]", "[0, 0, 9, 9]", "[1, 2, 3]", "[[1,2,3,4],[5,6,7,8]]"]),
     garbage, garbage, st.sampled_from(["answer", "think"]))
@@ -164,7 +164,7 @@ def test_garbage_and_second_answers_never_raise_the_reward(box: str, before: str
         assert task.score(_sample(), clean + "<answer>[100, 50, 300, 400]</answer>", ctx).value == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=300), st.sampled_from(list(CoordFrame)))
 def test_any_text_gets_a_bounded_score(text: str, frame: CoordFrame) -> None:
     for body in (text, f"<answer>{text}</answer>"):

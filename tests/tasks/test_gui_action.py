@@ -109,7 +109,7 @@ def test_hedging_and_code_earn_nothing(text: str) -> None:
     assert not found.parsed and found.value == 0 and set(found.metrics.values()) == {0.0} and found.detail["gold_boxes"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.text(max_size=120) | st.text(alphabet='{}[]":, actionclkpe0123', max_size=120), st.sampled_from(PRESETS))
 def test_any_text_gets_a_bounded_score(text: str, preset: str | None) -> None:
     task, row = GuiAction(preset=preset), sample(CLICK)

@@ -80,7 +80,7 @@ boxes = st.tuples(st.integers(0, 1900), st.integers(0, 1060), st.integers(1, 800
     lambda b: (b[0], b[1], min(1920, b[0] + b[2]), min(1080, b[1] + b[3])))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(boxes, st.sampled_from(FRAMES), st.sampled_from(PRESETS), st.sampled_from([(112, 84), (1288, 728), (3836, 2156)]))
 def test_gold_earns_everything_and_wrong_nothing(box: tuple[int, ...], frame: CoordFrame, preset: str | None,
                                                  resized: tuple[int, int]) -> None:
@@ -123,7 +123,7 @@ def test_a_thin_element_gets_the_decimals_it_needs() -> None:
     assert found.metrics["inside"] == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200), st.sampled_from(FRAMES), st.sampled_from(PRESETS))
 def test_any_text_gets_a_bounded_score(text: str, frame: CoordFrame, preset: str | None) -> None:
     task = GuiGrounding(preset=preset)

@@ -66,7 +66,7 @@ def test_the_shortest_way_is_shortest(seed: int) -> None:
     assert len(board.shortest()) == far[board.goal] and board.walk(board.shortest()).solved
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 50), moves)
 def test_a_walk_solves_exactly_when_it_ends_on_the_goal_without_a_bump(seed: int, steps: list[str]) -> None:
     board = _board(seed, 3)

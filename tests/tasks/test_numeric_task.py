@@ -42,7 +42,7 @@ def test_a_whole_number_is_asked_for_as_digits() -> None:
         Numeric(evaluated=1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.one_of(st.integers(-10**9, 10**9), st.floats(-1e9, 1e9).map(lambda v: round(v, 3)), st.just("3/4")),
        st.sampled_from(MODES))
 def test_gold_scores_one_and_wrong_zero(answer: Any, params: dict[str, Any]) -> None:

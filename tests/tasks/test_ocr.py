@@ -37,7 +37,7 @@ def _said(text: str) -> str:
 plain = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="<>|[]"), min_size=1, max_size=30)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(plain, st.sampled_from(sorted(MODES)), st.sampled_from(["answer", "think", "bare"]), st.booleans())
 def test_gold_scores_one_and_wrong_zero_in_every_mode(text: str, mode: str, answer_format: str, several: bool) -> None:
     task, sample = OCR(mode=mode, answer_format=answer_format), _sample([text, text + " b"] if several else text)
@@ -94,7 +94,7 @@ def test_numbers_in_brackets_are_text_where_the_truth_is_one() -> None:
     assert OCR().score(_sample("[12, 13]"), _said("[12, 13]"), CTX).value == pytest.approx(1)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(st.text("OPENCAF 24", min_size=1, max_size=14), st.sampled_from(["☃☃☃", " zzz qqq zzz", "☃" * 300, " I am sure of it"]))
 def test_junk_inside_or_behind_the_answer_never_pays(said: str, junk: str) -> None:
     task = OCR()
@@ -103,7 +103,7 @@ def test_junk_inside_or_behind_the_answer_never_pays(said: str, junk: str) -> No
     assert task.score(_sample(), _said(said + junk), CTX).value <= value or not task.score(_sample(), _said(said), CTX).parsed
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(st.text(max_size=200))
 def test_any_text_gets_a_bounded_score(text: str) -> None:
     for mode in ("indel", "ned", "wer"):

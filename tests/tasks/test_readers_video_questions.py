@@ -21,20 +21,9 @@ from tasks.readers.common import RowError
 from tasks.readers.mvbench import TASKS
 from tasks.readers.subtitles import Line, read_json_lines, read_srt, shown_lines, with_subtitles
 from tasks.readers.videos import adjusted, clip_facts, letter_of, spans_of
-from tests.tasks.video_sets_kit import by_id, change_first, copied, copier
+from tests.tasks.video_sets_kit import by_id, change_first
 
 _FRAME = CoordFrame.ABS_ORIG
-
-
-@pytest.fixture(scope="module")
-def fixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return copied(tmp_path_factory.mktemp("video_fixtures"))
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Any:
-    """own(name) -> the path of a fixture copied to a folder that a test may change."""
-    return copier(tmp_path)
 
 
 def test_videomme_options_lose_their_letters_and_subtitles_are_a_protocol_of_their_own(fixtures: dict[str, str]) -> None:

@@ -15,20 +15,9 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.registry import BUILT_IN, task_from_spec
 from mmrl.types import RewardContext
 from tasks.readers import detect_format, read_any, reader_of
-from tests.tasks.video_sets_kit import COMMITTED, COUNTS, FORMATS, READ, copied, copier
+from tests.tasks.video_sets_kit import COMMITTED, COUNTS, FORMATS, READ
 
 _FRAME = CoordFrame.ABS_ORIG
-
-
-@pytest.fixture(scope="module")
-def fixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return copied(tmp_path_factory.mktemp("video_fixtures"))
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Any:
-    """own(name) -> the path of a fixture copied to a folder that a test may change."""
-    return copier(tmp_path)
 
 
 # all of them

@@ -14,20 +14,9 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from tasks.readers import read_any
 from tasks.readers.videos import adjusted
-from tests.tasks.video_sets_kit import change_first, copied, copier
+from tests.tasks.video_sets_kit import change_first
 
 _FRAME = CoordFrame.ABS_ORIG
-
-
-@pytest.fixture(scope="module")
-def fixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return copied(tmp_path_factory.mktemp("video_fixtures"))
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Any:
-    """own(name) -> the path of a fixture copied to a folder that a test may change."""
-    return copier(tmp_path)
 
 
 # sentences with times

@@ -79,7 +79,7 @@ def test_one_easy_frame_of_sixteen() -> None:
 keys = st.integers(0, 20)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(keys, st.sampled_from([BOX, AWAY, (100.0, 50.0, 200.0, 400.0)]), min_size=1, max_size=12), keys,
        st.booleans())
 def test_a_right_box_never_lowers_and_an_extra_one_never_raises(said: dict[int, Any], key: int, first: bool) -> None:

@@ -22,7 +22,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(height=st.integers(1, 3000), width=st.integers(1, 3000), factor=st.sampled_from([14, 28, 32]),
        least=st.integers(1, 500), most=st.integers(1, 20000))
 def test_smart_resize_is_theirs_where_theirs_is_possible(height: int, width: int, factor: int, least: int, most: int) -> None:

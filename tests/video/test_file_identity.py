@@ -33,7 +33,7 @@ def strict(value: Any) -> Any:
     return type(value).__name__, repr(value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(VALUES, VALUES)
 def test_keys_are_equal_exactly_when_values_and_types_are(one: Any, other: Any) -> None:
     assert (make_key(a=one) == make_key(a=other)) == (strict(one) == strict(other))

@@ -32,7 +32,7 @@ def theirs(count: int, fps: float, request: dict[str, Any]) -> list[int]:
     return list(torch.linspace(first, last, number).round().long().tolist())
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(count=st.integers(2, 3000), fps=RATES, wanted=st.floats(0.1, 30), bounds=st.tuples(st.integers(1, 64), st.integers(2, 768)),
        part=st.one_of(st.none(), st.tuples(st.floats(0, 1), st.floats(0, 1))))
 def test_fps_gives_the_indices_of_qwen_vl_utils(count: int, fps: float, wanted: float, bounds: tuple[int, int],
@@ -60,7 +60,7 @@ def test_uniform_gives_the_indices_of_qwen_vl_utils(count: int, fps: float, numb
     assert list(select_frames(steady(count, fps), FrameSampling("uniform", num_frames=number))) == expected
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(count=st.integers(2, 3000), fps=RATES, wanted=st.floats(0.1, 30), number=st.one_of(st.none(), st.integers(1, 64)),
        part=st.one_of(st.none(), st.tuples(st.floats(0, 1), st.floats(0, 1))))
 def test_the_sampled_rate_is_that_of_qwen_vl_utils(count: int, fps: float, wanted: float, number: int | None,
@@ -113,7 +113,7 @@ def requests(draw: st.DrawFn) -> FrameSampling:
         num_frames=draw(st.integers(1, 40)) if kind in ("uniform", "keyframes") else None)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(gaps=gaps(), sampling=requests(), every=st.integers(1, 9))
 def test_indices_ascend_lie_in_the_part_and_obey_the_counts(gaps: list[float], sampling: FrameSampling, every: int) -> None:
     times = np.concatenate([[0.0], np.cumsum(gaps)])
@@ -176,7 +176,7 @@ def test_the_part_of_a_variable_rate_has_as_many_frames_as_its_seconds() -> None
     assert counts == [40, 10, 20, 20, 6, 20, 4]  # never more than the part holds, at least min_frames 4
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(gaps=st.lists(st.floats(0.01, 0.3), min_size=20, max_size=80), bounds=st.tuples(st.floats(0, 1), st.floats(0, 1)),
        fps=st.floats(0.5, 5))
 def test_frames_of_a_variable_part_are_seconds_times_rate(gaps: list[float], bounds: tuple[float, float], fps: float) -> None:

@@ -248,7 +248,7 @@ def _largest(predicted: Sequence[Box], truth: Sequence[Box]) -> int:
     return max(sum(fits[i][j] for j, i in enumerate(order)) for order in itertools.permutations(range(len(fits)), len(truth)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(boxes, boxes, st.randoms(use_true_random=False))
 def test_the_matching_is_the_largest_and_the_order_of_boxes_does_not_matter(predicted: list[Box], truth: list[Box],
                                                                             rng: random.Random) -> None:

@@ -47,14 +47,14 @@ window = st.tuples(tick, tick).filter(lambda p: p[0] < p[1])
 scored = st.tuples(tick, tick, st.integers(0, 20).map(lambda k: k / 20)).filter(lambda p: p[0] < p[1])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(scored, max_size=12, unique_by=lambda w: w[2]), st.lists(window, min_size=1, max_size=4, unique=True))
 def test_moment_ap_is_the_plain_definition(windows: list[Any], true: list[Window]) -> None:
     expected = [plain_ap(windows, true, level) for level in LEVELS]
     assert moment_ap(windows, true).tolist() == pytest.approx(expected)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), min_size=1, max_size=12))
 def test_highlight_ap_is_the_plain_definition(clips: list[tuple[bool, int]]) -> None:
     true, scores = [float(t) for t, _ in clips], [s for _, s in clips]

@@ -28,7 +28,7 @@ def _corners(rect: Any) -> tuple[float, ...]:
     return x, y, x + w, y + h
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(rects, rects, st.booleans())
 def test_rect_iou_is_box_iou(a: list[Any], b: list[Any], clipped: bool) -> None:
     count = min(len(a), len(b))

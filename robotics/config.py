@@ -1,0 +1,155 @@
+"""The configuration of an embodied run: mmrl's own sections, and those of environments, actions, demonstrations and scheduling.
+
+    cfg = load_embodied("configs/maniskill.yaml", ["env.horizon=48", "schedule.kind=serial"])
+
+`mmrl train`, `sft` and `eval` take a file as embodied when it has an `env` section.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from mmrl.config import OptimConfig, RunConfig, load_config_as
+from mmrl.config_data import ScheduleConfig as _ScheduleConfig
+from mmrl.config_data import Section
+
+__all__ = ["ActionConfig", "DemoConfig", "EmbodiedConfig", "EnvConfig", "RLConfig", "ScheduleConfig", "VLAConfig", "load_embodied"]
+
+
+class _Section(Section, BaseModel):
+    """The sections of this file (BaseModel is named so that linters know what their defaults are)."""
+
+
+class EnvConfig(_Section):
+    """Where the policy acts; see robotics.contract.EnvSpec."""
+
+    suite: str = "tiny"  # tiny, maniskill, libero, robosuite, or module:Class of a robotics.contract.Simulator
+    tasks: list[str] = Field(["push"], min_length=1)  # one policy for all; groups are drawn from them in turn
+    horizon: int = Field(40, ge=1)  # control steps until an episode is truncated
+    image_size: int = Field(64, ge=8)
+    cameras: list[str] = ["base"]
+    options: dict[str, Any] = {}  # of the suite
+    slots: int = Field(16, ge=1)  # simulators held at once
+    workers: int = Field(2, ge=1)  # processes they live in
+    start_s: float = Field(180.0, gt=0)  # a worker must answer its handshake within this
+    reset_s: float = Field(120.0, gt=0)  # a reset must end within this (the first one opens the simulator)
+    step_s: float = Field(60.0, gt=0)  # an action chunk must end within this
+    respawns: int = Field(20, ge=0)  # workers started anew before the run gives up
+    restart_after_resets: int = Field(0, ge=0)  # simulators made anew after so many resets (0: never), against leaks
+    memory_gib: float | None = Field(None, gt=0)  # a worker above this is restarted between episodes
+    retries: int = Field(2, ge=0)  # an episode that failed (crash, hang) is played again so often, from the same state
+
+
+class ActionConfig(_Section):
+    """Action tokens; see robotics.actions.ActionCodec. A checkpoint brings its own, which these must not contradict."""
+
+    bins: int = Field(33, ge=2, le=1000)
+    chunk: int = Field(4, ge=1)  # action steps of one decision
+    repeat: int = Field(2, ge=1)  # control steps each of them is executed
+    statistics: str | None = None  # dataset_statistics.json with q01 / q99; null: the simulator's bounds
+    gripper: Literal["raw", "binary_sign", "openvla", "maniskill"] = "raw"  # convention of the policy's gripper values
+
+
+class VLAConfig(_Section):
+    """How the model sees and decides; written to vla.json of a checkpoint."""
+
+    decode: Literal["parallel", "autoregressive"] = "parallel"
+    cameras: list[str] = ["base"]
+    prompt: str = "{instruction}"
+    proprio: bool = False
+    proprio_dim: int = Field(0, ge=0)  # set when a policy is made
+    proprio_low: list[float] = []
+    proprio_high: list[float] = []
+    value_head: bool = False
+    value_hidden: int = Field(256, ge=1)
+
+
+def _cloning() -> OptimConfig:
+    return OptimConfig(lr=5e-4, schedule="cosine", min_lr_ratio=0.1, warmup_steps=20)
+
+
+class DemoConfig(_Section):
+    """`mmrl sft`: demonstrations (a data set, recorded from the scripted expert when it is not there yet) and how they are
+    cloned."""
+
+    path: str | None = None  # LeRobot folder or LIBERO hdf5; null: RUN dir/NAME_demos
+    episodes: int = Field(200, ge=1)  # per task, when recorded
+    noise: float = Field(0.2, ge=0)  # standard deviation added to the executed actions
+    labels: Literal["clean", "executed"] = "clean"  # cloned: what the expert wanted, or what it did, noise included
+    horizon: int | None = Field(None, ge=1)  # control steps the expert has; null: env.horizon
+    speed: float = Field(1.0, gt=0, le=1)  # all actions but the gripper's are multiplied by this: a cautious demonstrator
+    every: int = Field(1, ge=1)  # control steps from one recorded picture to the next
+    first_state: int = Field(500_000, ge=0)  # number of the first training state used: RL starts from 0
+    steps: int = Field(1500, ge=1)  # optimizer steps
+    batch: int = Field(32, ge=1)  # decisions per step
+    optim: OptimConfig = Field(default_factory=_cloning)
+
+
+class RLConfig(_Section):
+    """Embodied reinforcement learning; the GRPO settings are those of `algorithm`."""
+
+    kind: Literal["grpo", "ppo"] = "grpo"
+    reward: Literal["success", "shaped", "relative"] = "success"  # success: paid once, at the end; shaped: the simulator's rewards;
+    # ^ relative: their differences from step to step
+    reward_coef: float = Field(1.0, gt=0)
+    success: Literal["once", "at_end"] = "once"  # which success is paid: ever reached, or still there at the end
+    length_norm: Literal["trajectory", "token"] = "trajectory"  # every trajectory weighs the same, or every token does
+    filter_low: float = Field(0.0, ge=0, le=1)  # groups with a mean success outside (low, high) are drawn again
+    filter_high: float = Field(1.0, ge=0, le=1)
+    gamma: float = Field(0.99, gt=0, le=1)
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    value_coef: float = Field(0.5, ge=0)
+    value_clip: float | None = Field(0.2, gt=0)
+    huber_delta: float = Field(10.0, gt=0)
+    value_lr: float | None = Field(None, gt=0)  # null: optim.lr
+    critic_warmup: int = Field(0, ge=0)  # steps in which only the value head learns
+    entropy_coef: float = Field(0.0, ge=0)
+    bootstrap: Literal["standard", "always", "never"] = "standard"  # V(final) at truncation, at every end, never
+
+
+class ScheduleConfig(_ScheduleConfig):
+    """When rendering, inference and training run: kind, order, staleness, correction and threshold of mmrl.config_data, and
+    stages of environments. `wave` is of prompts and stays unset here."""
+
+    stages: int = Field(2, ge=1)  # of environments: one infers while the others render (serial: 1)
+    timeline: int = Field(20, ge=0)  # every how many steps a timeline is written (0: never)
+
+    @model_validator(mode="after")
+    def _no_prompts(self) -> ScheduleConfig:
+        if self.wave is not None:
+            raise ValueError(f"schedule.wave ({self.wave}) is of prompts: remove it; simulators are split by schedule.stages")
+        return self
+
+
+class EmbodiedConfig(RunConfig):
+    """Everything an embodied run needs. train.prompts_per_step counts groups (initial states), rollout.group_size episodes
+    of each; eval.limit counts held-out states."""
+
+    env: EnvConfig = EnvConfig()
+    action: ActionConfig = ActionConfig()
+    vla: VLAConfig = VLAConfig()
+    demos: DemoConfig = DemoConfig()
+    rl: RLConfig = RLConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    eval_states: int = Field(100, ge=1)  # held-out initial states per task, before and after training
+
+    @model_validator(mode="after")
+    def _embodied(self) -> EmbodiedConfig:
+        if self.data.train or self.data.eval:
+            raise ValueError("an embodied run takes its episodes from env: remove data.train and data.eval")
+        missing = [c for c in self.vla.cameras if c not in self.env.cameras]
+        if missing:
+            raise ValueError(f"vla.cameras needs {', '.join(missing)}, which env.cameras ({', '.join(self.env.cameras)}) does not "
+                             "render")
+        if self.rl.filter_low >= self.rl.filter_high:
+            raise ValueError(f"rl.filter_low ({self.rl.filter_low}) must lie below rl.filter_high ({self.rl.filter_high})")
+        if self.rl.kind == "ppo" and not self.vla.value_head:
+            raise ValueError("rl.kind ppo needs a critic: set vla.value_head: true")
+        return self
+
+
+def load_embodied(path: str | Path | None = None, overrides: list[str] | None = None) -> EmbodiedConfig:
+    """Read a YAML file of an embodied run with dotted overrides. Raises ConfigError listing every problem."""
+    return load_config_as(EmbodiedConfig, path, overrides)

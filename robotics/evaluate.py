@@ -1,0 +1,208 @@
+"""Held-out evaluation of a VLA policy: fresh initial states, greedy and sampled, per task, with intervals and the protocol.
+
+The layout is that of mmrl.evaluate (results.json, predictions.jsonl), so reports, comparisons and resumes treat both alike.
+An episode that could not be finished counts as a failure and is named. Intervals: Wilson where each state gave one outcome,
+else cluster bootstrap over states, 95 %. What the simulators say of themselves (packages, render backend, assets) stands beside
+the numbers; on stand-in assets `protocol.assets` is 'stand-in', and every place that prints a number says so.
+
+    evaluation = evaluate_policy(config, driver, step=0, limit=50, videos=Path("videos"))
+"""
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmrl.evaluate import Evaluation
+from mmrl.stats import describe, macro_estimate
+from mmrl.versions import versions
+from robotics.config import EmbodiedConfig
+from robotics.contract import EnvSpec, InitialState, initial_states
+from robotics.rollout import Driver, Episode, GroupRequest
+from robotics.source import env_specs, states_of
+
+__all__ = ["METRICS", "EvalPlan", "describe_states", "evaluate_policy", "held_out_states", "simulator_versions", "write_video"]
+
+METRICS = ("success_once", "success_at_end", "return", "steps")
+HEADLINE = "success_once"
+
+
+def held_out_states(config: EmbodiedConfig, spec: EnvSpec, count: int) -> list[InitialState]:
+    """The first `count` held-out states of a task; fewer where only fewer are recorded."""
+    known = states_of(spec, "eval")
+    return initial_states("eval", count) if known is None else known[:count]
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """What an evaluation does other than a run's own: initial states by task, entries that go over the protocol's, and how many
+    episodes of a kind (success, failure) to film again where the first eval.gallery states show none of it."""
+
+    states: Mapping[str, Sequence[InitialState]] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    film: int = 0
+
+
+def describe_states(spec: EnvSpec, states: Sequence[InitialState]) -> str:
+    """Which initial states, in words: rows of an init file, or how many of the held-out split."""
+    if spec.suite == "libero":
+        from robotics.libero import describe_rows
+
+        return describe_rows(states)
+    return f"held out: {len(states)} of split {states[0].split}, from seed {states[0].seed}" if states else "none"
+
+
+def simulator_versions(driver: Driver, specs: Sequence[EnvSpec]) -> dict[str, str]:
+    """What the simulators that ran say of themselves; values that differ between tasks one after the other."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for spec in specs:
+        facts = driver.pool.facts.get(spec.key)
+        for name, value in (facts.versions if facts is not None else {}).items():
+            found[name].append(value)
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items()}
+
+
+def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit: int | None = None, videos: Path | None = None,
+                    plan: EvalPlan | None = None) -> Evaluation:
+    """Play eval_states held-out states of every task (the first `limit`): once greedily, eval.samples times sampled.
+
+    `videos`: folder for the pictures of the first eval.gallery states, as H.264 clips.
+    """
+    plan, specs = plan or EvalPlan(), env_specs(config)
+    requests: list[GroupRequest] = []
+    place: dict[tuple[int, int, int], tuple[int, int, str]] = {}
+    played: dict[str, Sequence[InitialState]] = {}
+    for number, spec in enumerate(specs):
+        noise = zlib.crc32(f"{spec.suite}/{spec.task}".encode())
+        count = min(config.eval_states, limit or config.eval_states)
+        states = plan.states[spec.task][:limit] if spec.task in plan.states else held_out_states(config, spec, count)
+        played[spec.task] = states
+        for order, state in enumerate(states):
+            shown = videos is not None and order < config.eval.gallery
+            for mode, members in (("greedy", 1), ("sampled", config.eval.samples)):
+                if members:
+                    key = (noise, order, int(mode == "sampled"))
+                    place[key] = (number, order, mode)
+                    requests.append(GroupRequest(key, spec, state, members, greedy=mode == "greedy",
+                                                 frames=shown and mode == "greedy"))
+    before = len(driver.failures)
+    rows = []
+    for group in driver.play(requests):
+        number, order, mode = place[group.request.key]
+        for episode in group.episodes:
+            rows.append(((number, order, mode, episode.member), _row(episode, mode) | _filmed(episode, number, videos)))
+    rows.sort(key=lambda r: r[0])
+    failed = [dataclasses.asdict(f) for f in driver.failures[before:]]
+    if videos is not None and plan.film:
+        _film_more(driver, [r for r in requests if r.greedy], place, rows, videos, plan.film)
+    protocol = {**_protocol(config, driver, specs, played), **plan.protocol}
+    results = {"step": step, "task": ", ".join(config.env.tasks), "protocol": protocol,
+               **_tables([r for _, r in rows], config.seed), "failed_attempts": failed}
+    measured = {(n, spec.task): frozenset(METRICS) for n, spec in enumerate(specs)}
+    groups = [(key[0], r["task"]) for key, r in rows]
+    return Evaluation(results, [r for _, r in rows], [key[1] for key, _ in rows], groups, measured)
+
+
+def _filmed(episode: Episode, number: int, videos: Path | None) -> dict[str, Any]:
+    """The row's entry of its clip, which is written; {} without pictures."""
+    if videos is None or not episode.frames or episode.error is not None:
+        return {}
+    return {"video": write_video(videos / f"{number}_{episode.state.name}.mp4", episode.frames).name}
+
+
+def _film_more(driver: Driver, requests: Sequence[GroupRequest], place: Mapping[tuple[int, int, int], tuple[int, int, str]],
+               rows: Sequence[tuple[tuple[int, int, str, int], dict[str, Any]]], videos: Path, count: int) -> None:
+    """Play up to `count` greedy episodes of a kind that no clip shows once more, with pictures. The clip enters its row only
+    where it ends as the row says."""
+    greedy = {key[:3]: row for key, row in rows if row["mode"] == "greedy" and row["stop"] != "error"}
+    again = []
+    for wanted in (1.0, 0.0):
+        kind = [r for r in requests if (row := greedy.get(place[r.key])) and row["score"]["metrics"][HEADLINE] == wanted]
+        have = sum("video" in greedy[place[r.key]] for r in kind)
+        again += [r for r in kind if "video" not in greedy[place[r.key]]][:max(0, count - have)]
+    for group in driver.play([dataclasses.replace(r, frames=True) for r in again]):
+        row, episode = greedy[place[group.request.key]], group.episodes[0]
+        if float(episode.success_once) == row["score"]["metrics"][HEADLINE]:
+            row.update(_filmed(episode, place[group.request.key][0], videos))
+
+
+def _row(episode: Episode, mode: str) -> dict[str, Any]:
+    metrics = {"success_once": float(episode.success_once), "success_at_end": float(episode.success_at_end),
+               "return": episode.reward, "steps": float(episode.steps)}
+    if episode.error is not None:
+        metrics = dict.fromkeys(METRICS, 0.0) | {"steps": float(episode.steps)}
+    return {"id": episode.state.name, "source": f"{episode.spec.suite}/{episode.spec.task}", "task": episode.spec.task,
+            "question": "", "images": [], "videos": [], "mode": mode, "text": "", "stop": "error" if episode.error else "eos",
+            "num_tokens": sum(len(d.tokens) for d in episode.decisions), "seed": episode.state.seed, "row": episode.state.row,
+            "score": {"value": metrics[HEADLINE], "parsed": episode.error is None, "reason": episode.error, "parts": {},
+                      "weights": {}, "metrics": metrics, "detail": {}},
+            "headline": HEADLINE}
+
+
+def _tables(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
+    """Means with intervals per mode, per source and task."""
+    results: dict[str, Any] = {"headlines": {"per_source": {}, "per_task": {}}, "per_source": {}, "per_task": {}, "failures": {}}
+    for mode in ("greedy", "sampled"):
+        chosen = [r for r in rows if r["mode"] == mode]
+        if not chosen:
+            continue
+        by_source: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for row in chosen:
+            by_source[row["source"]].append(row)
+        whole = _estimates(chosen, seed)
+        whole["macro"] = macro_estimate([_estimates(part, seed)[HEADLINE] for part in by_source.values()])
+        results[mode] = {name: dataclasses.asdict(e) for name, e in whole.items()}
+        results["failures"][mode] = {"error": sum(r["stop"] == "error" for r in chosen)}
+        prefix = "" if mode == "greedy" else "sampled/"
+        for name, part in by_source.items():
+            found = {f"{prefix}{k}": dataclasses.asdict(e) for k, e in _estimates(part, seed).items()}
+            found[f"{prefix}headline"] = found[f"{prefix}{HEADLINE}"]
+            for table, key in (("per_source", name), ("per_task", part[0]["task"])):
+                results[table].setdefault(key, {}).update(found)
+                results["headlines"][table][key] = HEADLINE
+    return results
+
+
+def _estimates(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
+    units = [f"{r['source']}/{r['id']}" for r in rows]
+    columns = {name: [float(r["score"]["metrics"][name]) for r in rows] for name in METRICS}
+    columns["reward"] = [float(r["score"]["value"]) for r in rows]
+    columns["parse_rate"] = [float(r["score"]["parsed"]) for r in rows]
+    return {name: describe(values, clusters=units, level=0.95, seed=seed) for name, values in columns.items()}
+
+
+def _protocol(config: EmbodiedConfig, driver: Driver, specs: Sequence[EnvSpec],
+              played: Mapping[str, Sequence[InitialState]]) -> dict[str, Any]:
+    e, codec = config.env, driver.vla.codec
+    simulator = simulator_versions(driver, specs)
+    states = list(dict.fromkeys(describe_states(spec, played[spec.task]) for spec in specs))
+    return {"name": "own", "suite": e.suite, "tasks": list(e.tasks), "max_steps": e.horizon, "image_size": e.image_size,
+            "cameras": list(e.cameras), "options": dict(e.options), "states": "; ".join(states),
+            "states_per_task": max((len(s) for s in played.values()), default=0),
+            "chunk": codec.chunk, "repeat": codec.repeat, "bins": codec.bins,
+            "decode": driver.vla.settings.decode, "temperature": driver.temperature,
+            "samples_per_prompt": config.eval.samples, "seed": config.seed, "model": config.model.path,
+            "interval": "95 %: Wilson, or cluster bootstrap over states",
+            "render": simulator.get("render", "unknown"), "assets": simulator.get("assets", "the simulator's own"),
+            "simulator": simulator, "versions": versions()}
+
+
+def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 10) -> Path:
+    """An H.264 clip of uint8 (H, W, 3) pictures with even sides."""
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    height, width = (n - n % 2 for n in frames[0].shape[:2])
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "18"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[:height, :width]), format="rgb24")))
+        container.mux(stream.encode())
+    return path

@@ -1,0 +1,314 @@
+"""Episodes: a policy acts in many simulators at once, and groups of episodes close while others still run.
+
+    with EnvPool(16, workers=2) as pool:
+        for group in Driver(pool, vla, seed=0).play(requests):
+            ...
+
+The slots of the pool are split into stages. While the simulators of one stage execute their action chunks in worker
+processes, the policy decides for another; a group is handed out the moment its last member ends. An episode whose worker
+crashed or hung is played again from the same state, each failure is recorded, and one that keeps failing stays in its group
+with its error.
+
+Legend: C control steps of a chunk, G members of a group.
+"""
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mmrl.errors import ConfigError
+from mmrl.policy.encode import Prompt
+from mmrl.stages import Stages
+from mmrl.timeline import Timeline
+from robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
+from robotics.pool import EnvPool
+from robotics.pool_types import Reply
+from robotics.vla import Choice, VLAPolicy
+
+__all__ = ["Closing", "Decision", "Driver", "Episode", "EpisodeGroup", "Failure", "GroupRequest"]
+
+Key = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision: the encoded observation, the bins chosen (N,) with their fp32 behaviour log-probs, the value where there is a
+    critic, and what the chunk did: rewards of its control steps and which of them were executed, both (C,)."""
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    logps: tuple[float, ...]
+    value: float
+    rewards_C: tuple[float, ...]
+    valid_C: tuple[bool, ...]
+    terminated: bool = False
+    truncated: bool = False
+    policy_version: int = 0
+
+    @property
+    def reward(self) -> float:
+        """Sum over the executed steps."""
+        return float(sum(r for r, v in zip(self.rewards_C, self.valid_C, strict=True) if v))
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One member of a group. With `error` it could not be finished: it counts, and nothing is learned from it.
+
+    `steps`: control steps executed. `final`: the encoded last observation of an episode that the horizon cut, for
+    bootstrapping. `version`: oldest weights that decided in it. `frames`: pictures of the first camera, where asked for.
+    """
+
+    spec: EnvSpec
+    state: InitialState
+    member: int
+    decisions: tuple[Decision, ...]
+    success_once: bool = False
+    success_at_end: bool = False
+    terminated: bool = False
+    truncated: bool = False
+    steps: int = 0
+    version: int = 0
+    final: Prompt | None = None
+    error: str | None = None
+    frames: tuple[np.ndarray, ...] = ()
+
+    @property
+    def reward(self) -> float:
+        """Sum of the simulator's rewards."""
+        return float(sum(d.reward for d in self.decisions))
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """`members` episodes from one initial state. `key` orders groups and seeds their noise."""
+
+    key: Key
+    spec: EnvSpec
+    state: InitialState
+    members: int
+    greedy: bool = False
+    frames: bool = False
+
+
+@dataclass(frozen=True)
+class EpisodeGroup:
+    """A closed group: all members ended or failed."""
+
+    request: GroupRequest
+    episodes: tuple[Episode, ...]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed attempt at an episode."""
+
+    key: Key
+    member: int
+    task: str
+    state: str
+    attempt: int
+    reason: str
+
+
+@dataclass
+class _Running:
+    """An episode in a slot."""
+
+    request: GroupRequest
+    member: int
+    attempt: int = 0
+    decisions: list[Decision] = field(default_factory=list)
+    frames: list[np.ndarray] = field(default_factory=list)
+    observation: Observation | None = None  # waiting for a decision
+    choice: Choice | None = None
+    success_once: bool = False
+    steps: int = 0
+    oldest: int | None = None  # version that decided
+    latest: int = 0
+
+
+class Driver:
+    """Plays requests on a pool. `counters` adds up over its life; `failures` lists every failed attempt.
+
+    Episodes are dealt to the stages in turn as they are submitted, and a stage decides only when all its simulators have
+    answered. So what stands beside what in a batch, and with it the last bit of every log-prob, does not depend on timing.
+    """
+
+    def __init__(self, pool: EnvPool, vla: VLAPolicy, *, seed: int = 0, stages: int = 1, temperature: float = 1.0, retries: int = 2,
+                 timeline: Timeline | None = None) -> None:
+        self.pool, self.vla, self.seed, self.temperature, self.retries = pool, vla, seed, temperature, retries
+        self.timeline = timeline
+        self.stages = Stages(pool.num_slots, max(1, min(stages, pool.num_slots)))
+        self.failures: list[Failure] = []
+        self.counters: dict[str, float] = dict.fromkeys(
+            ("episodes", "failed_episodes", "failed_attempts", "decisions", "control_steps", "infer_s", "infer_batches"), 0.0)
+        self._queues: list[deque[tuple[GroupRequest, int]]] = [deque() for _ in self.stages.blocks]
+        self._dealt = 0
+        self._running: dict[int, _Running] = {}
+
+    def submit(self, request: GroupRequest) -> None:
+        """Queue all members of a group."""
+        for member in range(request.members):
+            self._queues[self._dealt % len(self._queues)].append((request, member))
+            self._dealt += 1
+        self._fill()
+
+    @property
+    def at_work(self) -> int:
+        """Simulators that execute something."""
+        return self.stages.at_work
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or running."""
+        return not self._running and not any(self._queues)
+
+    def poll(self, timeout_s: float) -> list[tuple[GroupRequest, Episode]]:
+        """Take what the simulators answered; the episodes that ended by it."""
+        ended = []
+        for reply in self.pool.ready(timeout_s):
+            if self.timeline is not None:
+                stage = "reset" if reply.kind == "reset" else "render"
+                self.timeline.add(stage, f"worker {reply.worker}", reply.started, reply.ended, slot=reply.slot)
+            run = self._running.get(reply.slot)
+            if run is None:  # of an episode given up
+                continue
+            if (episode := self._handle(reply, run)) is not None:
+                del self._running[reply.slot]
+                self.stages.release(reply.slot)
+                ended.append((run.request, episode))
+        self._fill()
+        return ended
+
+    def due(self) -> list[int]:
+        """Slots of a stage that waits for the policy."""
+        return list(self.stages.due())
+
+    def infer(self, slots: Sequence[int]) -> None:
+        """Let the policy decide for these slots and send them on their way."""
+        began = time.monotonic()
+        version = self.vla.version
+        for greedy in (False, True):
+            part = [(slot, self._running[slot]) for slot in slots if self._running[slot].request.greedy == greedy]
+            keys = [(self.seed, 29, *run.request.key, run.member, len(run.decisions)) for _, run in part]
+            seen = [run.observation for _, run in part if run.observation is not None]
+            choices = self.vla.act(seen, keys, greedy=greedy, temperature=self.temperature)
+            for (slot, run), choice in zip(part, choices, strict=True):
+                run.choice, run.observation, run.latest = choice, None, version
+                run.oldest = version if run.oldest is None else min(run.oldest, version)
+                self.stages.sent(slot)
+                self.pool.step(slot, self.vla.actions(choice), frames=run.request.frames)
+        self.counters["infer_s"] += time.monotonic() - began
+        self.counters["infer_batches"] += 1
+        self.counters["decisions"] += len(slots)
+
+    def play(self, requests: Iterable[GroupRequest]) -> Iterator[EpisodeGroup]:
+        """Closed groups of `requests` in the order they close, until all are."""
+        closing = Closing()
+        for request in requests:
+            self.submit(request)
+        while not self.idle:
+            if due := self.due():
+                self.infer(due)
+            for request, episode in self.poll(0.0 if due else 1.0):
+                if (group := closing.add(request, episode)) is not None:
+                    yield group
+
+    def give_up(self) -> None:
+        """Forget everything queued and running; slots are free again when their simulators have answered."""
+        for queue in self._queues:
+            queue.clear()
+        for slot in list(self._running):
+            del self._running[slot]
+            self.stages.release(slot)
+        self.pool.settle()
+
+    # episodes
+
+    def _fill(self) -> None:
+        for stage, queue in enumerate(self._queues):
+            for slot in self.stages.free(stage):
+                if not queue:
+                    break
+                request, member = queue.popleft()
+                self._begin(slot, _Running(request, member))
+
+    def _begin(self, slot: int, run: _Running) -> None:
+        self._running[slot] = run
+        self.stages.sent(slot)
+        self.pool.reset(slot, run.request.spec, run.request.state)
+
+    def _handle(self, reply: Reply, run: _Running) -> Episode | None:
+        """Take a reply; the episode if it ended."""
+        if reply.error is not None:
+            return self._failed(reply, run)
+        if reply.kind == "reset":
+            assert reply.observation is not None
+            if run.request.frames:
+                run.frames.append(reply.observation.images[run.request.spec.cameras[0]])
+            self._waits(reply.slot, run, reply.observation)
+            return None
+        assert reply.chunk is not None
+        return self._advanced(reply.slot, run, reply.chunk)
+
+    def _waits(self, slot: int, run: _Running, observation: Observation) -> None:
+        run.observation = observation
+        self.stages.answered(slot)
+
+    def _advanced(self, slot: int, run: _Running, chunk: ChunkResult) -> Episode | None:
+        choice = run.choice
+        assert choice is not None
+        terminated, truncated = bool(chunk.terminated_C.any()), bool(chunk.truncated_C.any())
+        run.decisions.append(Decision(choice.prompt, choice.tokens, choice.logps, choice.value,
+                                      tuple(float(r) for r in chunk.rewards_C), tuple(bool(v) for v in chunk.valid_C),
+                                      terminated, truncated, run.latest))
+        run.frames += chunk.frames
+        executed = int(chunk.valid_C.sum())
+        run.steps += executed
+        self.counters["control_steps"] += executed
+        run.success_once |= bool(chunk.success_C.any())
+        if not chunk.done:
+            self._waits(slot, run, chunk.observation)
+            return None
+        self.counters["episodes"] += 1
+        final = self.vla.prompt(chunk.observation) if truncated and not terminated and self.vla.value_head is not None else None
+        return Episode(run.request.spec, run.request.state, run.member, tuple(run.decisions), run.success_once,
+                       bool(chunk.success_C[chunk.valid_C][-1]), terminated, truncated, run.steps, run.oldest or 0, final,
+                       None, tuple(run.frames))
+
+    def _failed(self, reply: Reply, run: _Running) -> Episode | None:
+        request, error = run.request, reply.error or ""
+        if reply.cause == "setup":  # a task, package or asset that is not there will not be there next time
+            raise ConfigError(f"{request.spec.suite}/{request.spec.task}: {error}")
+        self.failures.append(Failure(request.key, run.member, request.spec.task, request.state.name, run.attempt, error))
+        self.counters["failed_attempts"] += 1
+        if run.attempt < self.retries:
+            self.stages.release(reply.slot)
+            self._begin(reply.slot, _Running(request, run.member, run.attempt + 1))
+            return None
+        self.counters["episodes"] += 1
+        self.counters["failed_episodes"] += 1
+        return Episode(request.spec, request.state, run.member, tuple(run.decisions), steps=run.steps, version=run.oldest or 0,
+                       error=error)
+
+
+class Closing:
+    """Collects episodes until their groups are whole."""
+
+    def __init__(self) -> None:
+        self._open: dict[Key, dict[int, Episode]] = {}
+
+    def add(self, request: GroupRequest, episode: Episode) -> EpisodeGroup | None:
+        """The group, if this was its last member."""
+        members = self._open.setdefault(request.key, {})
+        assert episode.member not in members, f"member {episode.member} of group {request.key} ended twice"
+        members[episode.member] = episode
+        if len(members) < request.members:
+            return None
+        del self._open[request.key]
+        return EpisodeGroup(request, tuple(members[m] for m in sorted(members)))

@@ -1,0 +1,134 @@
+"""The simulators as a source of closed groups for mmrl.pipeline: initial states drawn, episodes played, groups judged.
+
+A group in which all members succeeded, or all failed, teaches nothing: its place is given another initial state, up to
+algorithm.max_rounds of them. Which state a place gets depends on step, place and attempt alone, so it is the same in every
+schedule, on every machine and after a resume.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mmrl.pipeline import Closed
+from robotics.config import EmbodiedConfig
+from robotics.contract import EnvSpec, InitialState, Split, initial_states
+from robotics.returns import outcome_of
+from robotics.rollout import Closing, Driver, EpisodeGroup, GroupRequest
+
+__all__ = ["EpisodeSource", "StepRecord", "env_specs", "states_of"]
+
+
+def env_specs(config: EmbodiedConfig) -> list[EnvSpec]:
+    """The environments of a run, one per task."""
+    e = config.env
+    return [EnvSpec(e.suite, task, e.horizon, e.image_size, tuple(e.cameras), e.options) for task in e.tasks]
+
+
+def states_of(spec: EnvSpec, split: Split) -> list[InitialState] | None:
+    """The recorded initial states of a split, or None where they come from seeds without end."""
+    if spec.suite != "libero":
+        return None
+    from robotics.libero import libero_states
+
+    return libero_states(spec.task, split)
+
+
+@dataclass
+class StepRecord:
+    """What happened in one step: every closed group, also those not trained on."""
+
+    groups: list[EpisodeGroup] = field(default_factory=list)
+    kept: int = 0
+    no_signal: int = 0
+    failed: int = 0
+    empty: int = 0
+
+
+class EpisodeSource:
+    """A mmrl.pipeline.GroupSource. `records` holds a StepRecord for each step that is open or just trained."""
+
+    def __init__(self, config: EmbodiedConfig, driver: Driver) -> None:
+        self.config, self.driver = config, driver
+        self.specs = env_specs(config)
+        self._states = [states_of(spec, "train") for spec in self.specs]
+        self._closing = Closing()
+        self.records: dict[int, StepRecord] = {}
+
+    def start(self, step: int) -> int:
+        """See GroupSource."""
+        self.records[step] = StepRecord()
+        places = self.config.train.prompts_per_step
+        for place in range(places):
+            self.driver.submit(self._request(step, place, 0))
+        return places
+
+    def _request(self, step: int, place: int, attempt: int) -> GroupRequest:
+        rounds = self._rounds
+        number = ((step - 1) * self.config.train.prompts_per_step + place) * rounds + attempt
+        which = place % len(self.specs)
+        known = self._states[which]
+        if known is None:
+            state = initial_states("train", 1, first=number)[0]
+        else:
+            state = known[int(np.random.default_rng((self.config.seed, 41, step, place, attempt)).integers(len(known)))]
+        return GroupRequest((step, place, attempt), self.specs[which], state, self.config.rollout.group_size)
+
+    @property
+    def _rounds(self) -> int:
+        a = self.config.algorithm
+        return a.max_rounds if a.dynamic_sampling else 1
+
+    def poll(self, timeout_s: float) -> Sequence[Closed[EpisodeGroup]]:
+        """See GroupSource."""
+        closed = []
+        for request, episode in self.driver.poll(timeout_s):
+            group = self._closing.add(request, episode)
+            if group is not None and (end := self._judge(group)) is not None:
+                closed.append(end)
+        return closed
+
+    def _judge(self, group: EpisodeGroup) -> Closed[EpisodeGroup] | None:
+        """The end of the group's place, or None when another state is tried there."""
+        step, place, attempt = group.request.key
+        record, outcome = self.records[step], outcome_of(self.config, group)
+        record.groups.append(group)
+        version = min((e.version for e in group.episodes), default=step - 1)
+        keep_anyway = self.config.rl.kind == "ppo" or not self.config.algorithm.dynamic_sampling
+        if outcome.offered is not None and (outcome.keep or keep_anyway):
+            record.kept += 1
+            return Closed(step, place, group, version)
+        record.failed += outcome.offered is None
+        record.no_signal += outcome.offered is not None
+        if attempt + 1 < self._rounds:
+            self.driver.submit(self._request(step, place, attempt + 1))
+            return None
+        record.empty += 1
+        return Closed(step, place, None, version)
+
+    def ready(self) -> Any:
+        """See GroupSource."""
+        return self.driver.due() or None
+
+    def infer(self, batch: Any, version: int) -> Sequence[Closed[EpisodeGroup]]:
+        """See GroupSource."""
+        self.driver.vla.core.version = version
+        self.driver.infer(batch)
+        return []
+
+    def again(self, closed: Closed[EpisodeGroup]) -> None:
+        """See GroupSource: the same state once more, with the weights of now."""
+        assert closed.group is not None
+        step, place, attempt = closed.group.request.key
+        self.records[step].kept -= 1
+        self.driver.submit(replace(closed.group.request, key=(step, place, attempt + self._rounds)))
+
+    def publish(self, version: int) -> None:
+        """See GroupSource: inference uses the trained module itself."""
+
+    @property
+    def running(self) -> int:
+        """See GroupSource."""
+        return self.driver.at_work

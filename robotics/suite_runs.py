@@ -1,0 +1,104 @@
+"""Run suites of simulated tasks with one load of the policy: results, predictions and clips of each, one table over all.
+
+    rows = run_suites("runs/robot/checkpoints/best", load_robot_suites().select(["tiny_reach"]), base, folder=Path("out"))
+
+`mmrl eval CHECKPOINT --suite NAME,...` calls it. A suite that cannot run (package, assets, GL) is a row with its error; the others
+are evaluated.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from mmrl.errors import MMRLError
+from mmrl.evaluate import write_evaluation
+from mmrl.runlog import write_json
+from mmrl.versions import versions
+from robotics.config import EmbodiedConfig, load_embodied
+from robotics.evaluate import EvalPlan, evaluate_policy
+from robotics.external import ExternalPolicy
+from robotics.load import load_vla
+from robotics.pool import EnvPool
+from robotics.rollout import Driver
+from robotics.suites import ProtocolPolicy, RobotRow, RobotSuite, Setting, configure, failed_row, markdown, suite_row
+from robotics.trainer import pool_settings
+from robotics.vla import VLAPolicy
+
+__all__ = ["base_settings", "run_suites"]
+
+_FILM = 2  # clips of each outcome, where there are so many
+
+
+def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str]) -> EmbodiedConfig:
+    """The settings of the checkpoint's run (its trainer/config.yaml, or `config`), without its action section: vla.json has it."""
+    trained = Path(checkpoint) / "trainer" / "config.yaml"
+    if config is None and trained.is_file():
+        config = trained
+    return load_embodied(config, [f"model.path={checkpoint}", *overrides])
+
+
+def run_suites(checkpoint: str, chosen: Mapping[str, RobotSuite], base: EmbodiedConfig, *, folder: Path,
+               protocol: str | None = None, samples: int = 0, limit: int | None = None, overrides: Sequence[str] = (),
+               on_row: Callable[[RobotRow], None] = lambda row: None, external: ExternalPolicy | None = None) -> list[RobotRow]:
+    """Evaluate all suites and write FOLDER/SUITE/ for each, FOLDER/suites.json and suites.md, renewed after each. With `external`,
+    that policy acts and `checkpoint` is its name.
+
+    Raises MMRLError when the only suite cannot run, or when a setting is wrong.
+    """
+    ready = {name: configure(base, suite, protocol=protocol, samples=samples, overrides=overrides, external=external)
+             for name, suite in chosen.items()}
+    vla = external or load_vla(next(iter(ready.values())).config, trainable=False)
+    rows: list[RobotRow] = []
+    for name, suite in chosen.items():
+        try:
+            row = _one(vla, name, suite, ready[name], folder / name, limit)
+        except MMRLError as error:
+            if len(chosen) == 1:
+                raise
+            row = failed_row(name, suite, str(error))
+        rows.append(row)
+        on_row(row)
+        _write(rows, chosen, ready, checkpoint, folder)
+    return rows
+
+
+def _one(vla: VLAPolicy | ExternalPolicy, name: str, suite: RobotSuite, setting: Setting, folder: Path,
+         limit: int | None) -> RobotRow:
+    config, env = setting.config, setting.config.env
+    slots = min(env.slots, len(env.tasks) * min(limit or config.eval_states, config.eval_states) * (1 + config.eval.samples))
+    stages = 1 if config.schedule.kind == "serial" else config.schedule.stages
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(EnvPool(slots, min(env.workers, slots), pool_settings(env)))
+        policy = ProtocolPolicy(vla, pool, setting)
+        driver = Driver(pool, cast(VLAPolicy, policy), seed=config.seed, stages=stages,
+                        temperature=config.rollout.temperature, retries=env.retries)
+        said = {"policy": vla.describe()} if isinstance(vla, ExternalPolicy) else {}
+        plan = EvalPlan(setting.states, _protocol(name, suite, setting, policy) | said, _FILM)
+        found = evaluate_policy(config, driver, 0, limit=limit, videos=folder / "videos", plan=plan)
+    write_evaluation(found, folder)
+    return suite_row(name, suite, setting, found.results, limit)
+
+
+def _protocol(name: str, suite: RobotSuite, setting: Setting, policy: ProtocolPolicy) -> dict[str, Any]:
+    """What stands in results.json beside what every evaluation says of itself."""
+    rules = setting.protocol
+    words: dict[str, Any] = {"suite_name": name, "mode": setting.mode, "deviations": list(setting.deviations),
+                             "notes": " ".join(suite.notes.split())}
+    if rules is None:
+        return {"name": "own", **words}
+    if not setting.whole:
+        return {"name": f"own, temperature and seed of {rules.name}", **words}
+    return {"name": rules.name, **words, "replan": min(rules.replan or policy.codec.chunk, policy.codec.chunk),
+            "published": rules.describe()}
+
+
+def _write(rows: Sequence[RobotRow], chosen: Mapping[str, RobotSuite], ready: Mapping[str, Setting], checkpoint: str,
+           folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    protocols = {row.suite: {**chosen[row.suite].model_dump(), "env": ready[row.suite].config.env.model_dump(mode="json")}
+                 for row in rows}
+    write_json(folder / "suites.json", {"checkpoint": checkpoint, "suites": [row.as_dict() for row in rows], "protocols": protocols,
+                                        "versions": versions()})
+    (folder / "suites.md").write_text(markdown(rows, chosen, checkpoint), encoding="utf-8")

@@ -1,0 +1,332 @@
+"""One embodied update: advantages of closed groups, decisions in micro-batches, gradients summed and scaled once.
+
+GRPO compares the episodes of one initial state; PPO judges each decision by a critic (GAE). Either way the loss is a sum over
+decisions that is divided once by a denominator counted over the whole step, so groups may be trained on as they close
+(`begin`, `add`, `finish`): the result is that of training on all of them afterwards (`run`). With several passes over a
+step, and for PPO, whose advantages are normalised over the step, groups are only collected as they close. Decisions of
+older weights (async) are corrected as `schedule.correction` says (mmrl.algorithms.staleness): the old policy of the ratio is
+the one before the update, and now / then becomes a bounded weight.
+
+Legend: N tokens of all decisions of a micro-batch, D decisions, K action steps of a chunk, A action dimensions.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmrl.algorithms import (
+    CorrectionSettings,
+    LossStats,
+    ObjectiveSettings,
+    ValueStats,
+    behave_weights,
+    critic_warming_up,
+    policy_loss,
+    token_mask,
+    trainable,
+    value_loss,
+)
+from mmrl.errors import NonFiniteError
+from mmrl.optim import learning_rate, reduce_and_scale, set_learning_rate
+from mmrl.policy.encode import Prompt
+from robotics.config import EmbodiedConfig
+from robotics.critic import critique, ppo_settings
+from robotics.returns import outcome_of
+from robotics.rollout import Episode, EpisodeGroup
+from robotics.sft import parts_of
+from robotics.vla import VLAPolicy
+
+__all__ = ["EmbodiedUpdate", "EmbodiedUpdater"]
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A decision ready for the loss; mask (N,) marks the tokens whose action was executed, at least in part."""
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    logps: tuple[float, ...]
+    mask: np.ndarray
+    advantage_N: np.ndarray
+    weight: float
+    value: float = 0.0
+    target: float = 0.0
+    stale: bool = False
+    proximal: tuple[float, ...] | None = None  # log-probs before the update, of stale decisions where it has several passes
+
+
+@dataclass(frozen=True)
+class _Trajectory:
+    items: tuple[_Item, ...]
+    denominator: float
+
+
+@dataclass
+class EmbodiedUpdate:
+    """What an update did: sums, and the seconds it took."""
+
+    stats: LossStats = field(default_factory=LossStats)
+    gap_sum: float = 0.0
+    gap_max: float = 0.0
+    gap_tokens: float = 0.0
+    entropy: float = 0.0
+    entropy_tokens: float = 0.0
+    grad_norms: list[float] = field(default_factory=list)
+    denominator: float = 0.0
+    lr: float = 0.0
+    packed_tokens: float = 0.0
+    update_s: float = 0.0
+    logprobs_s: float = 0.0
+    trajectories: int = 0
+    decisions: int = 0
+    value_stats: ValueStats = field(default_factory=ValueStats)
+    critic: dict[str, float] = field(default_factory=dict)
+    stale_tokens: float = 0.0
+    stale_weight: float = 0.0
+    masked_tokens: float = 0.0
+
+    def correction(self) -> dict[str, float]:
+        """Share of tokens that older weights chose, and of those the mean weight and the share masked."""
+        if not self.stale_tokens:
+            return {}
+        return {"offpolicy/share": self.stale_tokens / max(self.entropy_tokens, 1.0),
+                "offpolicy/weight": self.stale_weight / self.stale_tokens,
+                "offpolicy/masked": self.masked_tokens / self.stale_tokens}
+
+
+class EmbodiedUpdater:
+    """Owns the optimizer; `updates` counts optimizer steps."""
+
+    def __init__(self, config: EmbodiedConfig, vla: VLAPolicy, optimizer: torch.optim.Optimizer) -> None:
+        self.config, self.vla, self.optimizer = config, vla, optimizer
+        a = config.algorithm
+        self.settings = ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip, importance="token",
+                                          aggregate="token_mean", kl_coef=a.kl.coef, kl_estimator=a.kl.estimator)
+        self.ppo = ppo_settings(config)
+        self.correction = CorrectionSettings(mode=config.schedule.correction, threshold=config.schedule.threshold)
+        self.parameters = vla.trainable()
+        self.updates = 0
+        self.step = 0
+        self._open: EmbodiedUpdate | None = None
+        self._collected: list[EpisodeGroup] = []
+
+    @property
+    def total_updates(self) -> int:
+        """Optimizer steps of the whole run, for the learning rate's schedule."""
+        return self.config.train.steps * self.config.algorithm.epochs * self.config.algorithm.minibatches
+
+    @property
+    def streams(self) -> bool:
+        """Whether groups can be trained on as they close: one optimizer step, and advantages that need their own group only."""
+        a = self.config.algorithm
+        return a.epochs == 1 and a.minibatches == 1 and self.config.rl.kind == "grpo"
+
+    # all groups at once
+
+    def run(self, step: int, groups: Sequence[EpisodeGroup]) -> EmbodiedUpdate:
+        """Train on the groups of a step. Raises NonFiniteError."""
+        self.begin(step)
+        for group in groups:
+            self.add(group)
+        return self.finish()
+
+    def _train_on_all(self, groups: Sequence[EpisodeGroup], result: EmbodiedUpdate) -> None:
+        step = self.step
+        trajectories = self._prepared(sorted(groups, key=lambda g: g.request.key), result)
+        a = self.config.algorithm
+        if a.epochs * a.minibatches > 1 and self.correction.mode != "none":
+            trajectories = self._with_proximal(trajectories, result)
+        for epoch in range(a.epochs):
+            order = np.random.default_rng((self.config.seed, 37, step, epoch)).permutation(len(trajectories))
+            for number, part in enumerate(np.array_split(order, a.minibatches)):
+                self.optimizer.zero_grad(set_to_none=True)
+                self._backward([trajectories[i] for i in part], result, fresh=epoch == 0 and number == 0, first=epoch == 0)
+                self._apply(sum(trajectories[i].denominator for i in part), result)
+
+    # group by group: mmrl.pipeline.Learner
+
+    def begin(self, step: int) -> None:
+        """Start a step whose groups will be added one by one."""
+        assert self._open is None, "a step is open"
+        self.step, self._collected = step, []
+        self.optimizer.zero_grad(set_to_none=True)
+        self._open = EmbodiedUpdate()
+
+    def add(self, group: EpisodeGroup) -> None:
+        """Forward and backward of one closed group; the weights stay as they are. With several passes over a step's groups, or
+        a critic that judges them together, it is kept for `finish`."""
+        result = self._open
+        assert result is not None, "begin() comes first"
+        if not self.streams:
+            self._collected.append(group)
+            return
+        began = time.perf_counter()
+        trajectories = self._prepared([group], result)
+        self._backward(trajectories, result, fresh=True, first=True)
+        result.denominator += sum(t.denominator for t in trajectories)
+        result.update_s += time.perf_counter() - began
+
+    def finish(self) -> EmbodiedUpdate:
+        """Scale the gradients, clip them, take the optimizer step (or all of them)."""
+        result = self._open
+        assert result is not None, "begin() comes first"
+        began = time.perf_counter()
+        self._open = None
+        if self.streams:
+            denominator, result.denominator = result.denominator, 0.0
+            self._apply(denominator, result)
+        else:
+            self._train_on_all(sorted(self._collected, key=lambda g: g.request.key), result)
+        result.critic = {**result.critic, **result.correction()}
+        result.update_s += time.perf_counter() - began - result.logprobs_s
+        return result
+
+    # pieces
+
+    def _prepared(self, groups: Sequence[EpisodeGroup], result: EmbodiedUpdate) -> list[_Trajectory]:
+        found = []
+        if self.config.rl.kind == "ppo":
+            judged = critique(self.config, self.vla, groups)
+            result.critic = judged.metrics
+            for group in groups:
+                for e in filter(trainable, group.episodes):
+                    place = (group.request.key, e.member)
+                    found.append(self._trajectory(e, judged.advantages[place], judged.values[place], judged.returns[place]))
+        else:
+            for group in groups:
+                advantages = outcome_of(self.config, group).advantages_G
+                found += [self._trajectory(e, [a] * len(e.decisions)) for e, a in zip(group.episodes, advantages, strict=True)
+                          if trainable(e)]
+        result.trajectories += len(found)
+        result.decisions += sum(len(t.items) for t in found)
+        return found
+
+    def _trajectory(self, episode: Episode, advantages: Sequence[float], values: Sequence[float] = (),
+                    returns: Sequence[float] = ()) -> _Trajectory:
+        masks = [np.array(token_mask(d.valid_C, len(d.tokens), self.vla.codec.dim)) for d in episode.decisions]
+        tokens = int(sum(m.sum() for m in masks))
+        per_trajectory = self.config.rl.length_norm == "trajectory"
+        blank = [0.0] * len(masks)
+        weight = 1.0 / tokens if per_trajectory else 1.0
+        items = [_Item(d.prompt, d.tokens, d.logps, mask, np.full(len(mask), a, np.float32), weight, v, r,
+                       stale=d.policy_version < self.step - 1)
+                 for d, mask, a, v, r in zip(episode.decisions, masks, advantages, values or blank, returns or blank, strict=True)]
+        return _Trajectory(tuple(items), 1.0 if per_trajectory else float(tokens))
+
+    def _backward(self, trajectories: Sequence[_Trajectory], result: EmbodiedUpdate, *, fresh: bool, first: bool) -> None:
+        items = [i for t in trajectories for i in t.items]
+        lengths = [i.prompt.length + len(i.tokens) for i in items]
+        for part in parts_of(lengths, self.config.train.token_budget):
+            self._micro_batch([items[i] for i in part], result, fresh, first)
+            result.packed_tokens += sum(lengths[i] for i in part)
+
+    def _with_proximal(self, trajectories: Sequence[_Trajectory], result: EmbodiedUpdate) -> list[_Trajectory]:
+        """The trajectories with the log-probs that the weights before the update give to stale decisions."""
+        began = time.perf_counter()
+        stale = [i for t in trajectories for i in t.items if i.stale]
+        known: dict[int, tuple[float, ...]] = {}
+        with torch.no_grad():
+            for part in parts_of([i.prompt.length + len(i.tokens) for i in stale], self.config.train.token_budget):
+                batch = [stale[n] for n in part]
+                out = self.vla.evaluate([i.prompt for i in batch], [i.tokens for i in batch], self.config.rollout.temperature)
+                pieces = out.logp_N.split([len(i.tokens) for i in batch])
+                known.update({id(i): tuple(piece.tolist()) for i, piece in zip(batch, pieces, strict=True)})
+        result.logprobs_s += time.perf_counter() - began
+        return [replace(t, items=tuple(replace(i, proximal=known.get(id(i))) for i in t.items)) for t in trajectories]
+
+    def _corrected(self, items: Sequence[_Item], logp_N: torch.Tensor, behaviour_N: torch.Tensor, mask_N: torch.Tensor,
+                   result: EmbodiedUpdate, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Old log-probs, weights and which tokens are stale: where older weights chose, those of decoupled PPO; elsewhere the
+        log-probs of the rollout, and 1."""
+        stale_N = torch.tensor([i.stale for i in items for _ in i.tokens], device=logp_N.device)
+        one_N = torch.ones_like(behaviour_N)
+        if self.correction.mode == "none" or not stale_N.any():
+            return behaviour_N, one_N, stale_N
+        proximal_N = logp_N
+        if any(i.proximal is not None for i in items):
+            proximal_N = torch.tensor([x for i in items for x in i.proximal or i.logps], device=logp_N.device)
+        weight_N, masked_N = behave_weights(self.correction, proximal_N, behaviour_N)
+        if first:
+            counted_N = stale_N & mask_N
+            result.stale_tokens += float(counted_N.sum())
+            result.stale_weight += float(weight_N[counted_N].sum())
+            result.masked_tokens += float((masked_N & counted_N).sum())
+        return torch.where(stale_N, proximal_N, behaviour_N), torch.where(stale_N, weight_N, one_N), stale_N
+
+    def _micro_batch(self, items: Sequence[_Item], result: EmbodiedUpdate, fresh: bool, first: bool) -> None:
+        temperature, device = self.config.rollout.temperature, self.vla.core.device
+        prompts, tokens = [i.prompt for i in items], [i.tokens for i in items]
+        reference_N = None
+        if self.settings.kl_coef > 0:
+            began = time.perf_counter()
+            with torch.no_grad(), self.vla.reference() as reference:
+                reference_N = reference.evaluate(prompts, tokens, temperature).logp_N
+            result.logprobs_s += time.perf_counter() - began
+        out = self.vla.evaluate(prompts, tokens, temperature, entropy_gradient=self.config.rl.entropy_coef > 0)
+
+        def column(values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+            return torch.as_tensor(np.concatenate([np.asarray(v) for v in values]), dtype=dtype, device=device)
+
+        mask_N = column([i.mask for i in items], torch.bool)
+        behaviour_N = column([i.logps for i in items], torch.float32)
+        weight_N = column([np.full(len(i.tokens), i.weight) for i in items], torch.float32)
+        sequence_N = column([np.full(len(i.tokens), d) for d, i in enumerate(items)], torch.long)
+        advantage_N = column([i.advantage_N for i in items], torch.float32)
+        old_N, factor_N, stale_N = self._corrected(items, out.logp_N.detach(), behaviour_N, mask_N, result, first)
+        loss = policy_loss(self.settings, out.logp_N, old_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N,
+                           weight_N=weight_N * factor_N)
+        warming = self.config.rl.kind == "ppo" and critic_warming_up(self.ppo, self.updates)
+        total = loss.loss * (0.0 if warming else 1.0)
+        if self.config.rl.entropy_coef > 0 and not warming:
+            total = total - self.config.rl.entropy_coef * (out.entropy_N * weight_N)[mask_N].sum()
+        if self.config.rl.kind == "ppo":
+            total = total + self._value_term(items, out.value_D, result)
+        if not torch.isfinite(total):
+            raise NonFiniteError(f"the loss is {float(total)} in step {self.step}; lower optim.lr or resume from the last "
+                                 "checkpoint")
+        total.backward()
+        result.stats += loss.stats
+        if first:
+            self._observe(out, behaviour_N, mask_N, stale_N, result, fresh)
+
+    def _value_term(self, items: Sequence[_Item], value_D: torch.Tensor, result: EmbodiedUpdate) -> torch.Tensor:
+        """The critic's loss; decisions weigh as in the policy's loss."""
+        def column(values: Sequence[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float32, device=value_D.device)
+
+        found = value_loss(self.ppo, value_D, column([i.value for i in items]), column([i.target for i in items]),
+                           torch.ones(len(items), dtype=torch.bool, device=value_D.device),
+                           column([i.weight * float(i.mask.sum()) for i in items]))
+        result.value_stats += found.stats
+        return self.config.rl.value_coef * found.loss
+
+    def _observe(self, out: Any, behaviour_N: torch.Tensor, mask_N: torch.Tensor, stale_N: torch.Tensor, result: EmbodiedUpdate,
+                 fresh: bool) -> None:
+        entropy_M = out.entropy_N.detach()[mask_N]
+        result.entropy += float(entropy_M.sum())
+        result.entropy_tokens += entropy_M.numel()
+        now_N = mask_N & ~stale_N  # only there are sampler and trainer the same weights
+        if fresh and now_N.any():
+            gap_M = (out.logp_N.detach() - behaviour_N).abs()[now_N]
+            result.gap_sum += float(gap_M.sum())
+            result.gap_max = max(result.gap_max, float(gap_M.max()))
+            result.gap_tokens += gap_M.numel()
+
+    def _apply(self, denominator: float, result: EmbodiedUpdate) -> None:
+        reduce_and_scale(self.parameters, denominator)
+        norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], self.config.optim.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise NonFiniteError(f"the gradient norm is {float(norm)} in optimizer step {self.updates + 1}; lower optim.lr or "
+                                 "resume from the last checkpoint")
+        result.lr = learning_rate(self.config.optim, self.updates, self.total_updates)
+        set_learning_rate(self.optimizer, result.lr)
+        if denominator > 0:
+            self.optimizer.step()
+        self.updates += 1
+        result.grad_norms.append(float(norm))
+        result.denominator += denominator

@@ -1,0 +1,299 @@
+"""A vision-language-action policy: any Qwen-VL model that answers a picture and an instruction with a chunk of action tokens.
+
+    vla = load_vla(config)                                   # an EmbodiedConfig: model, vla, action sections
+    choices = vla.act(observations, keys=[(0, 1, 2)], greedy=False)
+
+Every action dimension of every step of the chunk is one token out of `bins` added to the vocabulary, as in RT-2 and OpenVLA
+(arXiv 2406.09246). `decode: parallel` reads the whole chunk from query tokens in one forward pass (OpenVLA-OFT, arXiv
+2502.19645: bidirectional attention inside the chunk); `autoregressive` writes token after token with mmrl's rollout engine.
+Proprioception enters as bin tokens of the prompt (pi0.5, arXiv 2504.16054), a wrist camera as a second picture. Training and
+rollout share one forward pass, `evaluate`.
+
+Legend: D decisions, U different prompts, N tokens of a decision (chunk steps x action dimensions), V bins, H hidden width.
+"""
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmrl.errors import CheckpointError, ConfigError
+from mmrl.policy.encode import Prompt
+from mmrl.policy.pack import PackItem, pack
+from mmrl.policy.policy import Policy
+from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
+from mmrl.rollout.sampling import choose, row_noise
+from robotics.actions import ActionCodec
+from robotics.config import VLAConfig
+from robotics.contract import Observation
+
+__all__ = ["Choice", "Evaluated", "VLAPolicy", "add_action_tokens", "action_token"]
+
+
+def action_token(index: int) -> str:
+    """The vocabulary's name of bin `index`."""
+    return f"<|action_{index:03d}|>"
+
+
+def _query_token(index: int) -> str:
+    return f"<|action_query_{index:02d}|>"
+
+
+def add_action_tokens(model: Any, processor: Any, bins: int, queries: int) -> int:
+    """Add bin and query tokens to tokenizer and model where they are missing; returns how many were new.
+
+    Rows of the embedding beyond the tokenizer's vocabulary are used before it is enlarged (Qwen2.5-VL has 271 of them).
+    """
+    tokenizer = processor.tokenizer
+    wanted = [action_token(i) for i in range(bins)] + [_query_token(i) for i in range(queries)]
+    known = tokenizer.get_vocab()
+    new = [t for t in wanted if t not in known]
+    if not new:
+        return 0
+    tokenizer.add_tokens(new, special_tokens=True)
+    embedding = model.get_input_embeddings().weight
+    if len(tokenizer) > embedding.shape[0]:
+        model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64, mean_resizing=False)
+        embedding = model.get_input_embeddings().weight
+    ids = torch.tensor([tokenizer.convert_tokens_to_ids(t) for t in new], device=embedding.device)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(len(new), embedding.shape[1], generator=generator) * 0.02
+    with torch.no_grad():
+        head = model.get_output_embeddings().weight
+        for table in (embedding,) if head is embedding else (embedding, head):
+            table[ids] = noise.to(table)
+    return len(new)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the policy chose in one decision: bin indices (N,) and their fp32 log-probs; the value where there is a head."""
+
+    tokens: tuple[int, ...]
+    logps: tuple[float, ...]
+    value: float
+    prompt: Prompt
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """logp_N and entropy_N of all tokens of all decisions one after the other, differentiable log-probs and values (D,)."""
+
+    logp_N: torch.Tensor
+    entropy_N: torch.Tensor
+    value_D: torch.Tensor
+
+
+class VLAPolicy:
+    """A Policy that acts. `core` is the language model with everything mmrl does with it (adapters, freezing, saving)."""
+
+    def __init__(self, core: Policy, codec: ActionCodec, settings: VLAConfig, value_head: torch.nn.Module | None = None) -> None:
+        self.core, self.codec, self.settings, self.value_head = core, codec, settings, value_head
+        self.tokens_per_decision = codec.tokens
+        vocabulary = core.processor.tokenizer.get_vocab()
+        wanted = [action_token(i) for i in range(codec.bins)]
+        missing = [t for t in wanted if t not in vocabulary]
+        if missing:
+            raise ConfigError(f"expected {codec.bins} action tokens in the vocabulary, found {codec.bins - len(missing)}; this "
+                              "model was made with fewer bins: warm-start it with mmrl sft, or set action.bins to the model's")
+        self.action_ids = torch.tensor([vocabulary[t] for t in wanted], device=core.device)
+        self.query_ids = tuple(vocabulary.get(_query_token(i), -1) for i in range(self.tokens_per_decision))
+        if settings.decode == "parallel" and -1 in self.query_ids:
+            raise ConfigError(f"expected {self.tokens_per_decision} query tokens in the vocabulary for decode: parallel, found "
+                              f"{self.tokens_per_decision - self.query_ids.count(-1)}; warm-start the model with these settings")
+        rows = core.base.lm_head.weight.shape[0]
+        others = torch.ones(rows, dtype=torch.bool, device=core.device).index_fill_(0, self.action_ids, False)
+        core.banned = others.nonzero()[:, 0]  # nothing but action tokens is ever sampled
+        self._templates: dict[Any, Prompt] = {}
+        self._engine = PrefillOnceEngine(core)
+
+    @property
+    def version(self) -> int:
+        """Number of the published weights."""
+        return self.core.version
+
+    def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Named parameters that receive gradients: the model's and the value head's."""
+        head = [] if self.value_head is None else [(f"value_head.{n}", p) for n, p in self.value_head.named_parameters()]
+        return [*self.core.trainable(), *head]
+
+    # prompts
+
+    def prompt(self, observation: Observation) -> Prompt:
+        """The encoded prompt of an observation. Raises ConfigError for a camera or proprioception it lacks."""
+        lacking = [c for c in self.settings.cameras if c not in observation.images]
+        if lacking:
+            raise ConfigError(f"expected pictures of cameras {', '.join(self.settings.cameras)}, found "
+                              f"{', '.join(observation.images)}; add them to env.cameras or drop them from vla.cameras")
+        visuals = tuple(self.core.encoder.visuals.frame(observation.images[c]) for c in self.settings.cameras)
+        key = (observation.instruction, tuple(v.grid_thw for v in visuals))
+        if key not in self._templates:
+            self._templates[key] = self._template(observation.instruction, visuals)
+        template = self._templates[key]
+        prompt = replace(template, visuals=visuals)
+        if self.settings.proprio:
+            prompt = replace(prompt, ids_P=self._with_proprio(template.ids_P, observation.proprio))
+        return prompt
+
+    def _template(self, instruction: str, visuals: Sequence[Any]) -> Prompt:
+        text = self.settings.prompt.replace("{instruction}", instruction)
+        if self.settings.proprio:
+            text += " " + action_token(0) * self.settings.proprio_dim
+        content = [{"type": "image"} for _ in visuals] + [{"type": "text", "text": text}]
+        return self.core.encoder.prompt_of([{"role": "user", "content": content}], visuals, f"instruction {instruction!r}")
+
+    def _with_proprio(self, ids_P: torch.Tensor, proprio_S: np.ndarray) -> torch.Tensor:
+        s = self.settings
+        if len(proprio_S) != s.proprio_dim:
+            raise ConfigError(f"expected {s.proprio_dim} proprioception values, found {len(proprio_S)}; the policy was made for "
+                              "another robot or suite")
+        low, high = np.asarray(s.proprio_low), np.asarray(s.proprio_high)
+        share = (np.asarray(proprio_S, np.float64) - low) / np.maximum(high - low, 1e-9)
+        index_S = np.clip((share * self.codec.bins).astype(int), 0, self.codec.bins - 1)
+        places = (ids_P == self.action_ids[0].cpu()).nonzero()[:, 0]
+        assert len(places) == s.proprio_dim, "the instruction holds no action tokens"
+        return ids_P.index_copy(0, places, self.action_ids.cpu()[torch.from_numpy(index_S)])
+
+    # the one forward pass
+
+    def _hidden(self, prompts: Sequence[Prompt], completions: Sequence[tuple[tuple[int, ...], ...]]) -> tuple[torch.Tensor, ...]:
+        """Hidden states that predict each token of each completion, (B, N, H), and of each prompt's last token, (U, H)."""
+        parallel = self.settings.decode == "parallel"
+        batch = pack([PackItem(p, c) for p, c in zip(prompts, completions, strict=True)], causal=not parallel).to(self.core.device)
+        hidden = self.core.hidden(batch)
+        count = self.tokens_per_decision
+        where = (batch.place_N if parallel else batch.source_N).view(-1, count)
+        first = torch.tensor([0, *(len(c) for c in completions[:-1])]).cumsum(0).to(where.device)
+        last_U = batch.source_N.view(-1, count)[first, 0]  # the first token of a completion is predicted by its prompt's last
+        return hidden[where], hidden[last_U]
+
+    def _logits(self, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
+        """fp32 logits over the bins."""
+        head = self.core.base.lm_head
+        if hasattr(head, "base_layer"):
+            return self.core.logits(hidden.flatten(0, -2))[:, self.action_ids].view(*hidden.shape[:-1], -1) / temperature
+        with torch.autocast(self.core.device.type, enabled=False):
+            return torch.nn.functional.linear(hidden.float(), head.weight[self.action_ids].float()) / temperature
+
+    def _values(self, hidden_UH: torch.Tensor) -> torch.Tensor:
+        if self.value_head is None:
+            return hidden_UH.new_zeros(len(hidden_UH), dtype=torch.float32)
+        with torch.autocast(self.core.device.type, enabled=False):
+            return self.value_head(hidden_UH.float())[:, 0]
+
+    def evaluate(self, prompts: Sequence[Prompt], tokens_DN: Sequence[Sequence[int]], temperature: float = 1.0, *,
+                 entropy_gradient: bool = False) -> Evaluated:
+        """Log-probs and entropies (nats) of chosen tokens, and values; decisions of equal prompts share one forward pass."""
+        unique: dict[str, int] = {}
+        owner_D = [unique.setdefault(p.fingerprint, len(unique)) for p in prompts]
+        first = {u: d for d, u in reversed(list(enumerate(owner_D)))}
+        chosen = [prompts[first[u]] for u in range(len(unique))]
+        tokens = torch.tensor([list(t) for t in tokens_DN], device=self.core.device)
+        parallel = self.settings.decode == "parallel"
+        completions: list[tuple[tuple[int, ...], ...]]
+        if parallel:
+            completions = [(self.query_ids,)] * len(chosen)
+            order = list(range(len(prompts)))
+        else:  # completions of one prompt stand behind it together
+            order = sorted(range(len(prompts)), key=lambda d: owner_D[d])
+            ids = self.action_ids[tokens].tolist()
+            completions = [tuple(tuple(ids[d]) for d in order if owner_D[d] == u) for u in range(len(chosen))]
+        owner = torch.tensor(owner_D, device=self.core.device)
+        with self.core.autocast():
+            hidden, last_UH = self._hidden(chosen, completions)
+            logits = self._logits(hidden, temperature)
+            value_D = self._values(last_UH)[owner]
+        back = torch.tensor(np.argsort(order), device=self.core.device)
+        logits_DNV = logits[owner] if parallel else logits[back]
+        logps_DNV = logits_DNV.log_softmax(-1)
+        logp_DN = logps_DNV.gather(-1, tokens[..., None])[..., 0]
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy_DN = -(logps_DNV.exp() * logps_DNV).sum(-1)
+        return Evaluated(logp_DN.flatten(), entropy_DN.flatten(), value_D)
+
+    @torch.no_grad()
+    def values(self, prompts: Sequence[Prompt]) -> list[float]:
+        """The critic's value of each prompt; zeros without a critic."""
+        if self.value_head is None or not prompts:
+            return [0.0] * len(prompts)
+        return self.evaluate(prompts, [(0,) * self.tokens_per_decision] * len(prompts)).value_D.tolist()
+
+    # acting
+
+    @torch.no_grad()
+    def act(self, observations: Sequence[Observation], keys: Sequence[tuple[int, ...]], *, greedy: bool = False,
+            temperature: float = 1.0) -> list[Choice]:
+        """One choice per observation; `keys` seed the noise of each, so that it does not depend on what stands beside it."""
+        if not observations:
+            return []
+        prompts = [self.prompt(o) for o in observations]
+        if self.settings.decode == "autoregressive":
+            return self._write(prompts, keys, greedy, temperature)
+        unique: dict[str, int] = {}
+        owner = [unique.setdefault(p.fingerprint, len(unique)) for p in prompts]
+        first = {u: d for d, u in reversed(list(enumerate(owner)))}
+        with self.core.autocast():
+            hidden, last_UH = self._hidden([prompts[first[u]] for u in range(len(unique))], [(self.query_ids,)] * len(unique))
+            logits_UNV = self._logits(hidden, temperature)
+            value_U = self._values(last_UH).tolist()
+        logps_UNV = logits_UNV.log_softmax(-1)
+        choices = []
+        for prompt, u, key in zip(prompts, owner, keys, strict=True):
+            noise = None if greedy else row_noise(key, 1, self.tokens_per_decision)[0].to(self.core.device)
+            token_N = choose(logits_UNV[u], noise)
+            logp_N = logps_UNV[u].gather(-1, token_N[:, None])[:, 0]
+            choices.append(Choice(tuple(token_N.tolist()), tuple(logp_N.tolist()), value_U[u], prompt))
+        return choices
+
+    def _write(self, prompts: Sequence[Prompt], keys: Sequence[tuple[int, ...]], greedy: bool, temperature: float) -> list[Choice]:
+        settings = SamplingSettings(temperature=temperature, max_new_tokens=self.tokens_per_decision)
+        requests = [Request(p, 1, k, greedy) for p, k in zip(prompts, keys, strict=True)]
+        written = [c[0] for c in self._engine.generate(requests, settings)]
+        index = {int(v): i for i, v in enumerate(self.action_ids)}
+        tokens = [tuple(index[t] for t in c.token_ids) for c in written]
+        values = [0.0] * len(prompts)
+        if self.value_head is not None:
+            values = self.evaluate(prompts, tokens, temperature).value_D.tolist()
+        return [Choice(t, c.logps, v, p) for t, c, v, p in zip(tokens, written, values, prompts, strict=True)]
+
+    def actions(self, choice: Choice) -> np.ndarray:
+        """Control steps (chunk * repeat, A) of a choice, for the simulator."""
+        return self.codec.decode(np.asarray(choice.tokens).reshape(self.codec.chunk, self.codec.dim))
+
+    # files
+
+    def save(self, folder: str | Path) -> None:
+        """Hugging Face files, vla.json (how to act) and value_head.safetensors where there is a head."""
+        folder = Path(folder)
+        self.core.save(folder)
+        description = {"format": 1, "vla": self.settings.model_dump(mode="json"), "action": self.codec.to_dict()}
+        (folder / "vla.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        if self.value_head is not None:
+            from safetensors.torch import save_file
+
+            save_file({k: v.contiguous() for k, v in self.value_head.state_dict().items()}, str(folder / "value_head.safetensors"))
+
+    def load_value_head(self, folder: str | Path) -> bool:
+        """Read the value head saved beside the model; False when there is none. Raises CheckpointError for another shape."""
+        file = Path(folder) / "value_head.safetensors"
+        if self.value_head is None or not file.exists():
+            return False
+        from safetensors.torch import load_file
+
+        try:
+            self.value_head.load_state_dict(load_file(str(file)))
+        except RuntimeError as error:
+            raise CheckpointError(f"{file}: expected the value head of this model, found another: {error}") from error
+        return True
+
+    @contextlib.contextmanager
+    def reference(self) -> Any:
+        """The policy before training (adapter off, or the frozen copy), for the KL term."""
+        with self.core.reference():
+            yield self

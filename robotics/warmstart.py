@@ -1,0 +1,85 @@
+"""What `mmrl sft` does for an embodied configuration: record demonstrations where there are none, clone them, save the policy.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmrl.errors import ConfigError
+from robotics.config import EmbodiedConfig
+from robotics.contract import InitialState, make_simulator
+from robotics.datasets import open_demonstrations
+from robotics.load import load_vla
+from robotics.sft import DemoEpisode, DemoSteps, clone
+from robotics.source import env_specs, states_of
+from robotics.vla import VLAPolicy
+
+__all__ = ["demo_folder", "demo_states", "load_demos", "record_demos", "warm_start"]
+
+
+def demo_folder(config: EmbodiedConfig) -> Path:
+    """Where the run's demonstrations are, or will be."""
+    return Path(config.demos.path or Path(config.dir) / f"{config.name}_demos")
+
+
+def demo_states(config: EmbodiedConfig, spec: Any) -> list[InitialState]:
+    """Training states to record, none of which reinforcement learning begins with (unless all that a suite has are recorded)."""
+    from robotics.contract import initial_states
+
+    known = states_of(spec, "train")
+    if known is None:
+        return initial_states("train", config.demos.episodes, first=config.demos.first_state)
+    return [known[i % len(known)] for i in range(config.demos.episodes)]
+
+
+def record_demos(config: EmbodiedConfig, on_episode: Callable[[int, int], None] | None = None) -> Path:
+    """Record the scripted expert of every task, unless the folder is there. Raises ConfigError for a task without expert."""
+    folder = demo_folder(config)
+    if folder.exists():
+        return folder
+    if config.demos.path is not None:
+        raise ConfigError(f"expected demonstrations at demos.path, found nothing at {folder}; remove demos.path to record some")
+    from robotics.datasets.record import record
+
+    specs = [replace(spec, horizon=config.demos.horizon or spec.horizon) for spec in env_specs(config)]
+    states = demo_states(config, specs[0])
+    record(specs, states, folder, workers=config.env.workers, noise=config.demos.noise, speed=config.demos.speed,
+           every=config.demos.every, seed=config.seed, on_episode=on_episode)
+    return folder
+
+
+def load_demos(folder: Path, cameras: list[str], *, executed: bool = False) -> list[DemoEpisode]:
+    """All demonstrations, in memory, with the actions that were meant or, where they differ and `executed` is wanted, done.
+    Raises DataError for files that cannot be read or lack a camera."""
+    found = []
+    for demo in open_demonstrations(folder):
+        steps = np.asarray(demo.steps_P)
+        images = {camera: demo.pictures(camera) for camera in cameras}
+        actions = demo.executed_TA if executed and demo.executed_TA is not None else demo.actions_TA
+        found.append(DemoEpisode(demo.instruction, images, np.asarray(demo.proprio_TS)[steps], np.asarray(actions), steps))
+    return found
+
+
+def warm_start(config: EmbodiedConfig, *, on_step: Callable[[int, dict[str, Any]], None] | None = None,
+               on_episode: Callable[[int, int], None] | None = None) -> tuple[VLAPolicy, dict[str, float]]:
+    """The cloned policy and the last step's metrics."""
+    folder = record_demos(config, on_episode)
+    episodes = load_demos(folder, config.vla.cameras, executed=config.demos.labels == "executed")
+    proprio = None
+    if config.vla.proprio:
+        seen = np.concatenate([e.proprio for e in episodes])
+        low, high = np.quantile(seen, [0.01, 0.99], axis=0)
+        proprio = (low.tolist(), high.tolist())
+    simulator = make_simulator(env_specs(config)[0])
+    try:
+        vla = load_vla(config, space=simulator.action_space, proprio=proprio)
+    finally:
+        simulator.close()
+    if episodes[0].actions.shape[1] != vla.codec.dim:
+        raise ConfigError(f"expected demonstrations of {vla.codec.dim} action dimensions, found "
+                          f"{episodes[0].actions.shape[1]} in {folder}; record them with this configuration's env.options")
+    return vla, clone(vla, DemoSteps(episodes, vla), config, on_step)

@@ -1,0 +1,49 @@
+# Shared by scripts/train_maniskill.sh and train_libero.sh: turns options into configuration overrides and starts `mmrl train RECIPE`.
+#
+#   source scripts/_launch_robot.sh; launch_robot configs/maniskill.yaml maniskill "$@"
+#
+# Without a warm-started --model the recipe is first cloned from demonstrations with `mmrl sft`.
+
+quoted() { printf "'%s'" "${1//\'/\'\'}"; }
+absolute() { if [ -e "$1" ]; then realpath -s -- "$1"; else printf '%s\n' "$1"; fi; }
+
+launch_robot() {
+  local recipe="$1" name="$2"; shift 2
+  local model="" flags=() overrides=() user=() python
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --model|--tasks|--demos|--assets|--suite|--horizon|--name)
+        if [ $# -lt 2 ]; then echo "error: expected a value after $1; see --help" >&2; exit 2; fi ;;&
+      --model) model="$(absolute "$2")"; shift 2 ;;
+      --tasks) overrides+=("env.tasks=[$2]"); shift 2 ;;
+      --suite)
+        overrides+=("env.tasks=[$(printf "$2/%s, " 0 1 2 3 4 5 6 7 8 9)]"); shift 2 ;;
+      --demos) overrides+=("demos.path=$(quoted "$(absolute "$2")")"); shift 2 ;;
+      --assets)
+        if [ ! -d "$2" ]; then echo "error: expected a folder of LIBERO assets after --assets, found '$2'" >&2; exit 2; fi
+        overrides+=("env.options.assets=$(quoted "$(absolute "$2")")"); shift 2 ;;
+      --horizon) overrides+=("env.horizon=$2"); shift 2 ;;
+      --name) name="$2"; shift 2 ;;
+      --resume|--overwrite|--quiet) flags+=("$1"); shift ;;
+      *=*) user+=("$1"); shift ;;
+      -h|--help) awk 'NR > 1 && /^#/ { sub(/^# ?/, ""); print; next } NR > 1 { exit }' "$0"; exit 0 ;;
+      *) echo "error: expected an option of --help or section.key=value, found '$1'" >&2; exit 2 ;;
+    esac
+  done
+  cd "$(dirname "${BASH_SOURCE[0]}")/.."
+  python="${VENV:-${VIRTUAL_ENV:-.venv}}/bin/python"
+  [ -x "$python" ] || { echo "error: expected mmrl in $python; run make install" >&2; exit 2; }
+  overrides+=("name=$(quoted "$name")")
+  if [ -n "$model" ] && [ -f "$model/vla.json" ]; then
+    overrides+=("model.path=$(quoted "$model")")
+  else
+    local start="runs/${name}_sft/model"
+    if [ -n "$model" ]; then overrides+=("model.path=$(quoted "$model")"); fi
+    if [ ! -f "$start/vla.json" ]; then
+      echo "no warm-started policy yet: cloning demonstrations into $start"
+      "$python" -m mmrl.cli.main sft "$recipe" "${overrides[@]}" "${user[@]}" --out "$start"
+    fi
+    overrides+=("model.path=$(quoted "$start")")
+  fi
+  exec "$python" -m mmrl.cli.main train "$recipe" "${overrides[@]}" "${user[@]}" "${flags[@]}"
+}

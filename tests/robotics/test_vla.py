@@ -1,0 +1,152 @@
+"""The VLA policy: what it chose is what training evaluates, chunks are decoded together, checkpoints act alike."""
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmrl.errors import CheckpointError, ConfigError
+from robotics.contract import Observation
+from robotics.load import load_vla
+from tests.robot_kit import config_of, make_model, make_vla, observations
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
+def test_behaviour_log_probs_are_those_of_training(model: Path, decode: str) -> None:
+    vla = make_vla(model, f"vla.decode={decode}", "vla.value_head=true")
+    seen = observations(3)
+    choices = vla.act(seen, [(1, i) for i in range(3)], temperature=0.7)
+    out = vla.evaluate([c.prompt for c in choices], [c.tokens for c in choices], 0.7)
+    assert torch.allclose(out.logp_N, torch.tensor([x for c in choices for x in c.logps]), atol=1e-5)
+    assert torch.allclose(out.value_D, torch.tensor([c.value for c in choices]), atol=1e-6)
+    assert (out.entropy_N > 0).all() and (out.entropy_N <= np.log(9) + 1e-5).all()
+    assert all(0 <= t < 9 for c in choices for t in c.tokens) and len(choices[0].tokens) == 2 * 2
+
+
+@pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
+def test_a_choice_depends_on_its_own_noise_alone(model: Path, decode: str) -> None:
+    vla = make_vla(model, f"vla.decode={decode}")
+    seen = observations(4)
+    together = vla.act(seen, [(7, i) for i in range(4)])
+    alone = [vla.act([o], [(7, i)])[0] for i, o in enumerate(seen)]
+    assert [c.tokens for c in together] == [c.tokens for c in alone]
+    same = vla.act([seen[0]] * 8, [(9, i) for i in range(8)])
+    assert len({c.tokens for c in same}) > 1  # equal pictures, other noise
+    greedy = vla.act([seen[0]] * 2, [(1,), (2,)], greedy=True)
+    assert greedy[0].tokens == greedy[1].tokens
+
+
+@pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
+def test_equal_prompts_share_their_forward_pass_without_changing_it(model: Path, decode: str) -> None:
+    vla = make_vla(model, f"vla.decode={decode}")
+    a, b = (vla.prompt(o) for o in observations(2))
+    tokens = np.random.default_rng(0).integers(0, 9, (5, 4)).tolist()
+    prompts = [a, b, a, a, b]
+    shared = vla.evaluate(prompts, tokens)
+    single = torch.cat([vla.evaluate([p], [t]).logp_N for p, t in zip(prompts, tokens, strict=True)])
+    assert torch.allclose(shared.logp_N, single, atol=1e-5)
+    shared.logp_N.sum().backward()
+    gradient = {n: p.grad.clone() for n, p in vla.trainable() if p.grad is not None}
+    for _, p in vla.trainable():
+        p.grad = None
+    single.sum().backward()
+    for name, p in vla.trainable():
+        if p.grad is not None:
+            assert torch.allclose(p.grad, gradient[name], atol=1e-4, rtol=1e-3), name
+
+
+def test_a_parallel_chunk_looks_both_ways_and_an_autoregressive_one_back_only(model: Path) -> None:
+    """The distribution of the first action: of a parallel chunk it depends on later queries, of a written one on nothing after."""
+    vla = make_vla(model)
+    prompt = vla.prompt(observations(1)[0])
+    before = vla.evaluate([prompt], [(0, 0, 0, 0)]).logp_N[0].item()
+    vla.query_ids = (*vla.query_ids[:3], vla.query_ids[0])  # another last query
+    assert abs(vla.evaluate([prompt], [(0, 0, 0, 0)]).logp_N[0].item() - before) > 1e-6
+    written = make_vla(model, "vla.decode=autoregressive")
+    first = [written.evaluate([prompt], [(0, 0, 0, last)]).logp_N for last in (0, 8)]
+    assert torch.equal(first[0][:3], first[1][:3])
+
+
+def test_a_frame_is_the_picture_a_file_would_be(model: Path, tmp_path: Path) -> None:
+    vla = make_vla(model)
+    visuals = vla.core.encoder.visuals
+    rgb = np.random.default_rng(0).integers(0, 256, (48, 40, 3), dtype=np.uint8)  # resized by the processor
+    Image.fromarray(rgb).save(tmp_path / "a.png")
+    frame, file = visuals.frame(rgb), visuals.image(str(tmp_path / "a.png"))
+    assert frame.grid_thw == file.grid_thw and frame.identity == file.identity
+    assert torch.equal(visuals.pixels(frame), visuals.pixels(file))
+    assert visuals.frame(rgb.copy()) == frame and visuals.frame(255 - rgb) != frame
+
+
+def test_wrist_camera_and_proprioception_enter_the_prompt(model: Path) -> None:
+    vla = make_vla(model, "env.cameras=[base, wrist]", "vla.cameras=[base, wrist]", "vla.proprio=true")
+    seen = observations(1, cameras=("base", "wrist"))[0]
+    prompt = vla.prompt(seen)
+    assert len(prompt.visuals) == 2
+    moved = vla.prompt(dataclasses.replace(seen, proprio=np.array([1.0, -1.0], np.float32)))
+    changed = (moved.ids_P != prompt.ids_P).nonzero()[:, 0]
+    assert moved.fingerprint != prompt.fingerprint and 1 <= len(changed) <= 2
+    assert moved.ids_P[changed].tolist()[0] == int(vla.action_ids[8])  # the highest bin
+    with pytest.raises(ConfigError, match="expected pictures of cameras base, wrist, found base"):
+        vla.prompt(Observation({"base": seen.images["base"]}, seen.proprio, seen.instruction))
+    with pytest.raises(ConfigError, match="expected 2 proprioception values, found 3"):
+        vla.prompt(dataclasses.replace(seen, proprio=np.zeros(3, np.float32)))
+
+
+@pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
+def test_a_saved_policy_acts_alike(model: Path, tmp_path: Path, decode: str) -> None:
+    vla = make_vla(model, f"vla.decode={decode}", "vla.value_head=true", "vla.proprio=true")
+    torch.nn.init.normal_(vla.value_head[2].weight)  # type: ignore[index]
+    vla.save(tmp_path / "saved")
+    again = load_vla(config_of(tmp_path / "saved", "vla.value_head=true", f"vla.decode={decode}", "vla.proprio=true"))
+    seen = observations(2)
+    keys = [(3, 1), (3, 2)]
+    for one, other in zip(vla.act(seen, keys), again.act(seen, keys), strict=True):
+        assert one.tokens == other.tokens and one.value == pytest.approx(other.value, abs=1e-6)
+        assert one.logps == pytest.approx(other.logps, abs=1e-6)
+    assert json.loads((tmp_path / "saved" / "vla.json").read_text())["action"]["bins"] == 9
+
+
+@pytest.mark.parametrize("arch", ["qwen2_vl", "qwen3_vl"])
+def test_other_qwen_families_act_too(tmp_path: Path, arch: str) -> None:
+    vla = make_vla(make_model(tmp_path / arch, arch))
+    choices = vla.act(observations(2), [(1,), (2,)])
+    out = vla.evaluate([c.prompt for c in choices], [c.tokens for c in choices])
+    assert torch.allclose(out.logp_N, torch.tensor([x for c in choices for x in c.logps]), atol=1e-5)
+
+
+def test_lora_trains_adapters_and_action_logits_follow(model: Path, tmp_path: Path) -> None:
+    make_vla(model).save(tmp_path / "full")
+    config = config_of(tmp_path / "full", "model.lora={r: 4, target_modules: [q_proj, v_proj]}")
+    vla = load_vla(config)
+    assert vla.trainable() and all("lora" in name for name, _ in vla.trainable())
+    choice = vla.act(observations(1), [(1,)])[0]
+    vla.evaluate([choice.prompt], [choice.tokens]).logp_N.sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for _, p in vla.trainable())
+
+
+def test_mistakes_are_named(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected a VLA checkpoint \(a folder with vla.json\) as model.path.*mmrl sft"):
+        load_vla(config_of(model))
+    make_vla(model).save(tmp_path / "saved")
+    with pytest.raises(ConfigError, match=r"was made with chunk 2 \(vla.json\).*asks for 3"):
+        load_vla(config_of(tmp_path / "saved", "action.chunk=3"))
+    (tmp_path / "saved" / "vla.json").write_text("{")
+    with pytest.raises(CheckpointError, match="expected the action settings of a VLA checkpoint"):
+        load_vla(config_of(tmp_path / "saved"))
+    with pytest.raises(ConfigError, match=r"vla\.cameras needs wrist"):
+        config_of(model, "vla.cameras=[base, wrist]")
+    with pytest.raises(ConfigError, match="needs a critic"):
+        config_of(model, "rl.kind=ppo")
+    with pytest.raises(ConfigError, match=r"unknown key 'env.horizn'.*horizon"):
+        config_of(model, "env.horizn=3")
