@@ -14,8 +14,10 @@ proprioception are those of openvla/openvla and moojink/openvla-oft, experiments
 un-normalisation (q01, q99) are the checkpoint's own predict_action: loading runs the code that comes with it
 (trust_remote_code). Predictions are greedy and one observation at a time, as in both projects.
 
-Tested without weights: pins, wire format, pictures, prompt, keys, proprioception, gripper. **Not verified, since it needs the
-weights**: loading, predict_action, the heads of --oft, and any success rate. Pictures differ from TensorFlow's by rounding.
+Tested without weights: pins, wire format, pictures, prompt, keys, proprioception, gripper; loading and asking only with small
+stand-in checkpoints, under transformers 4.40.1. **Not verified, since it needs the weights**: the real checkpoints, their code
+and heads, and any success rate. The original attention was tried, the fork's was imitated. Pictures differ from TensorFlow's by
+rounding.
 
 Messages, both ways: 4 bytes MXP1, header length (uint32) and body length (uint64), little endian; the header, JSON in UTF-8; the
 body, the arrays that header["arrays"] lists ({"name", "dtype": "uint8" or "float32", "shape"}) one after the other in C order.
@@ -33,6 +35,7 @@ import argparse
 import importlib.util
 import io
 import json
+import math
 import os
 import struct
 import sys
@@ -96,9 +99,7 @@ def unpack(text: bytes, body: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
             raise ValueError(f"expected arrays with name, dtype and shape, found {entry!r}") from error
         if dtype not in _DTYPES or min(shape, default=0) < 0:
             raise ValueError(f"expected an array of {' or '.join(_DTYPES)} with sizes >= 0, found {dtype} {shape}")
-        count = 1
-        for n in shape:
-            count *= n
+        count = math.prod(shape)
         size = count * np.dtype(dtype).itemsize
         if at + size > len(body):
             raise ValueError(f"expected {size} bytes of array {name} {shape}, found {len(body) - at}")

@@ -175,9 +175,10 @@ def test_it_cannot_be_trained(reach: ExternalPolicy) -> None:
     ("huge", PolicyError, r"expected a message of at most \d+ bytes, found one of \d+"),
     ("refuse", PolicyError, r"it could not act: ValueError: no such statistics")])
 def test_a_broken_process_is_named_and_ended(fault: str, error: type[Exception], said: str) -> None:
-    with ExternalPolicy([*REACH, "--fault", fault], start_s=60, act_s=1.5 if fault == "hang" else 60) as policy:
+    with ExternalPolicy([*REACH, "--fault", fault], start_s=60) as policy:
         seen = pictures(1)
         policy.act(seen, keys(1), greedy=True)
+        policy.act_s = 1.5 if fault == "hang" else 60.0
         with pytest.raises(error, match=said):
             policy.act(seen, keys(1), greedy=True)
         assert gone(policy.pid)

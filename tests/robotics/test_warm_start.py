@@ -72,3 +72,13 @@ def test_sft_then_rl_from_the_command_line(model: Path, demos: Path, tmp_path: P
     run = train_command(file, [*settings, f"model.path={tmp_path / 'policy'}", "schedule.kind=pipelined", "eval.gallery=1"],
                         resume=False, overwrite=False, quiet=True)
     assert (run / "report.html").exists() and list((run / "eval" / "step_000000" / "videos").glob("*.mp4"))
+
+
+def test_a_cautious_and_shaky_demonstrator(model: Path, tmp_path: Path) -> None:
+    config = config_of(model, f"dir={tmp_path}", "name=shaky", "demos.episodes=4", "demos.speed=0.5", "demos.noise=0.6",
+                       "demos.horizon=40", "env.workers=1", "env.options={discs: 1}")
+    folder = record_demos(config)
+    clean, done = load_demos(folder, ["base"]), load_demos(folder, ["base"], executed=True)
+    assert max(abs(e.actions).max() for e in clean) <= 0.5 + 1e-6  # half the speed
+    assert all((a.actions != b.actions).any() for a, b in zip(clean, done, strict=True))  # what was done was shaky
+    assert max(len(e.actions) for e in clean) > 12  # longer than env.horizon
