@@ -33,9 +33,9 @@ def learning_rate(config: OptimConfig, update: int, total_updates: int) -> float
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use `lr` in every parameter group."""
+    """Use `lr` in every parameter group, times the group's own factor `lr_scale` where it has one."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 def reduce_and_scale(parameters: Sequence[tuple[str, torch.nn.Parameter]], denominator: float,

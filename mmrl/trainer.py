@@ -63,7 +63,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self._load_data()
         self.policy = self._load_policy()
-        self.optimizer = build_optimizer(self.policy.trainable(), config.optim)
+        self.optimizer = self._build_optimizer()
         self.alarms = AlarmBoard(config.alarms)
         self.best: float | None = None
         self.best_step = 0
@@ -88,6 +88,9 @@ class Trainer:
             if weights is None:
                 raise
             raise self.checkpoints.unreadable(self.start_step, error) from error
+
+    def _build_optimizer(self) -> torch.optim.AdamW:
+        return build_optimizer(self.policy.trainable(), self.config.optim)
 
     def _read_policy(self, weights: Path | None) -> Any:
         """The policy of model.path, or of the checkpoint folder `weights`."""
@@ -346,7 +349,9 @@ class Trainer:
 _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
                "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.log_reflection",
                "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.cache", "data.workers",
-               "data.media_timeout_s", "data.eval", "model.device", "schedule.timeline")
+               "data.media_timeout_s", "data.eval", "model.device", "schedule.timeline",
+               "env.workers", "env.start_s", "env.reset_s", "env.step_s", "env.respawns", "env.restart_after_resets",
+               "env.memory_gib", "env.retries", "eval_states", "demos")
 
 
 def _identity(tree: Any, where: str = "") -> dict[str, Any]:

@@ -123,6 +123,13 @@ class ScheduleConfig(_ScheduleConfig):
         return self
 
 
+_UNUSED = {"algorithm": ("advantage", "aggregate", "importance", "aggregation", "contrast", "difficulty", "offline", "overlong",
+                         "carry_share"),
+           "rollout": ("top_p", "top_k", "max_new_tokens"), "data": ("train", "eval", "selection", "curriculum"),
+           "reward": ("shuffle",), "eval": ("views",), "train": ("forward",)}
+"""Keys of the other kind of run, by section: an embodied run refuses them rather than ignore them."""
+
+
 class EmbodiedConfig(RunConfig):
     """Everything an embodied run needs. train.prompts_per_step counts groups (initial states), rollout.group_size episodes
     of each; eval.limit counts held-out states."""
@@ -137,8 +144,17 @@ class EmbodiedConfig(RunConfig):
 
     @model_validator(mode="after")
     def _embodied(self) -> EmbodiedConfig:
-        if self.data.train or self.data.eval:
-            raise ValueError("an embodied run takes its episodes from env: remove data.train and data.eval")
+        for section, keys in _UNUSED.items():
+            part = getattr(self, section)
+            for key in keys:
+                if getattr(part, key) != type(part).model_fields[key].get_default(call_default_factory=True):
+                    raise ValueError(f"{section}.{key} means nothing to an embodied run (episodes come from env, rewards from rl): "
+                                     "remove it")
+        if self.algorithm.advantage_scale not in ("std", "none"):
+            raise ValueError(f"algorithm.advantage_scale of an embodied run is std or none, found {self.algorithm.advantage_scale}")
+        if self.rl.success == "at_end" and self.stops_at_success:
+            raise ValueError("rl.success at_end needs episodes that go on after a success: set env.options.stop_at_success: false "
+                             "(tiny, maniskill; LIBERO and robosuite always stop)")
         missing = [c for c in self.vla.cameras if c not in self.env.cameras]
         if missing:
             raise ValueError(f"vla.cameras needs {', '.join(missing)}, which env.cameras ({', '.join(self.env.cameras)}) does not "
@@ -148,6 +164,11 @@ class EmbodiedConfig(RunConfig):
         if self.rl.kind == "ppo" and not self.vla.value_head:
             raise ValueError("rl.kind ppo needs a critic: set vla.value_head: true")
         return self
+
+    @property
+    def stops_at_success(self) -> bool:
+        """Whether a success ends an episode, so that success at the end says nothing beyond success once."""
+        return self.env.suite in ("libero", "robosuite") or bool(self.env.options.get("stop_at_success", True))
 
 
 def load_embodied(path: str | Path | None = None, overrides: list[str] | None = None) -> EmbodiedConfig:

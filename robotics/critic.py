@@ -13,6 +13,7 @@ from mmrl.algorithms import GAESettings, PPOSettings, chunk_gae, make_grid, norm
 from robotics.config import EmbodiedConfig
 from robotics.returns import return_settings
 from robotics.rollout import EpisodeGroup
+from robotics.sft import parts_of
 from robotics.vla import VLAPolicy
 
 __all__ = ["Critique", "critique", "gae_settings", "ppo_settings"]
@@ -45,7 +46,10 @@ def critique(config: EmbodiedConfig, vla: VLAPolicy, groups: Sequence[EpisodeGro
     episodes = [(g.request.key, e) for g in groups for e in g.episodes if trainable(e)]
     settings = gae_settings(config)
     waiting = [i for i, (_, e) in enumerate(episodes) if e.final is not None]
-    final_values = dict(zip(waiting, vla.values([e.final for _, e in episodes if e.final is not None]), strict=True))
+    finals = [e.final for _, e in episodes if e.final is not None]
+    parts = parts_of([p.length + vla.tokens_per_decision for p in finals], config.train.token_budget)
+    values = [v for part in parts for v in vla.values([finals[i] for i in part])]
+    final_values = dict(zip(waiting, values, strict=True))
     grid = make_grid([e for _, e in episodes], return_settings(config), [final_values.get(i, 0.0) for i in range(len(episodes))])
     found = chunk_gae(settings, grid.rewards_TBC, grid.values_RB, grid.terminated_TBC, grid.truncated_TBC,
                       final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)

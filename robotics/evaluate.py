@@ -189,6 +189,7 @@ def _protocol(config: EmbodiedConfig, driver: Driver, specs: Sequence[EnvSpec],
             "decode": driver.vla.settings.decode, "temperature": driver.temperature,
             "samples_per_prompt": config.eval.samples, "seed": config.seed, "model": config.model.path,
             "interval": "95 %: Wilson, or cluster bootstrap over states",
+            "success_at_end": "the same as success once: episodes stop at success" if config.stops_at_success else "measured",
             "render": simulator.get("render", "unknown"), "assets": simulator.get("assets", "the simulator's own"),
             "simulator": simulator, "versions": versions()}
 

@@ -225,7 +225,7 @@ class ExternalPolicy:
         if lacking:
             raise ConfigError(f"{self.facts.name} needs pictures of cameras {', '.join(self.facts.cameras)}, found "
                               f"{', '.join(observation.images)}; add them to env.cameras")
-        found = {c: np.asarray(observation.images[c], np.uint8) for c in self.facts.cameras}
+        found: dict[str, np.ndarray] = {c: np.asarray(observation.images[c], np.uint8) for c in self.facts.cameras}
         if self.facts.proprio_dim:
             proprio = np.asarray(observation.proprio, np.float32)
             if proprio.shape != (self.facts.proprio_dim,):

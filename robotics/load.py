@@ -70,6 +70,10 @@ def load_vla(config: EmbodiedConfig, *, space: ActionSpace | None = None, propri
         raise ConfigError(f"expected a VLA checkpoint (a folder with vla.json) as model.path, found '{config.model.path}'; make "
                           "one with mmrl sft and this configuration")
     else:
+        if config.model.lora is not None:
+            raise ConfigError("expected model.lora null for a model that gets new action tokens, found a LoRA adapter: adapters do "
+                              "not reach the tokens' rows, which would stay random; clone without one (mmrl sft ... "
+                              "model.lora=null) and use LoRA from then on")
         codec, settings = codec_for(config, space), config.vla
         if settings.proprio:
             assert proprio is not None, "a new policy with proprioception needs its range"

@@ -32,6 +32,7 @@ Legend: B observations, K action steps of a chunk, A action dimensions, S propri
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import io
 import json
@@ -289,24 +290,23 @@ class OpenVLA:
             self.model.norm_stats = json.loads((folder / "dataset_statistics.json").read_text(encoding="utf-8"))
         self.key = statistics_key(list(self.model.norm_stats), unnorm_key, checkpoint)
         self.cameras = ["base", "wrist"][:images]
-        self.head = self.projector = None
+        self.head: Any = None
+        self.projector: Any = None
         self.proprio_dim, self.chunk, self.dim = 0, 1, len(self.model.norm_stats[self.key]["action"]["q01"])
         if oft:
             self._load_oft(folder)
 
     def _load_oft(self, folder: Path) -> None:
-        from prismatic.models.action_heads import L1RegressionActionHead
-        from prismatic.models.projectors import ProprioProjector
-        from prismatic.vla.constants import ACTION_DIM, NUM_ACTIONS_CHUNK
-
-        self.chunk, self.dim = NUM_ACTIONS_CHUNK, ACTION_DIM
+        heads, projectors, sizes = (importlib.import_module(f"prismatic.{name}")
+                                    for name in ("models.action_heads", "models.projectors", "vla.constants"))
+        self.chunk, self.dim = sizes.NUM_ACTIONS_CHUNK, sizes.ACTION_DIM
         self.model.vision_backbone.set_num_images_in_input(len(self.cameras))
         width = self.model.llm_dim
         if (state := self._weights(folder, "action_head")) is not None:
-            self.head = self._module(L1RegressionActionHead(input_dim=width, hidden_dim=width, action_dim=ACTION_DIM), state)
+            self.head = self._module(heads.L1RegressionActionHead(input_dim=width, hidden_dim=width, action_dim=self.dim), state)
         if (state := self._weights(folder, "proprio_projector")) is not None:
             self.proprio_dim = len(self.model.norm_stats[self.key]["proprio"]["q01"])
-            self.projector = self._module(ProprioProjector(llm_dim=width, proprio_dim=self.proprio_dim), state)
+            self.projector = self._module(projectors.ProprioProjector(llm_dim=width, proprio_dim=self.proprio_dim), state)
 
     def _weights(self, folder: Path, part: str) -> dict[str, Any] | None:
         """Tensors of PART--STEP_checkpoint.pt, None where there is none."""

@@ -59,8 +59,9 @@ class Decision:
 class Episode:
     """One member of a group. With `error` it could not be finished: it counts, and nothing is learned from it.
 
-    `steps`: control steps executed. `final`: the encoded last observation of an episode that the horizon cut, for
-    bootstrapping. `version`: oldest weights that decided in it. `frames`: pictures of the first camera, where asked for.
+    `steps`: control steps executed.
+    `final`: the encoded last observation where a critic's value of it is wanted. `version`: oldest weights that decided in it.
+    `frames`: pictures of the first camera, where asked for.
     """
 
     spec: EnvSpec
@@ -140,16 +141,22 @@ class Driver:
     """
 
     def __init__(self, pool: EnvPool, vla: VLAPolicy, *, seed: int = 0, stages: int = 1, temperature: float = 1.0, retries: int = 2,
-                 timeline: Timeline | None = None) -> None:
+                 timeline: Timeline | None = None, bootstrap: str = "standard") -> None:
         self.pool, self.vla, self.seed, self.temperature, self.retries = pool, vla, seed, temperature, retries
-        self.timeline = timeline
+        self.timeline, self.bootstrap = timeline, bootstrap
         self.stages = Stages(pool.num_slots, max(1, min(stages, pool.num_slots)))
         self.failures: list[Failure] = []
         self.counters: dict[str, float] = dict.fromkeys(
             ("episodes", "failed_episodes", "failed_attempts", "decisions", "control_steps", "infer_s", "infer_batches"), 0.0)
         self._queues: list[deque[tuple[GroupRequest, int]]] = [deque() for _ in self.stages.blocks]
         self._dealt = 0
+        self._held: list[tuple[GroupRequest, Episode]] = []
         self._running: dict[int, _Running] = {}
+
+    def begin_dealing(self) -> None:
+        """Deal to the first stage again, where nothing runs: a resumed run then batches as the whole one."""
+        if self.idle:
+            self._dealt = 0
 
     def submit(self, request: GroupRequest) -> None:
         """Queue all members of a group."""
@@ -160,8 +167,8 @@ class Driver:
 
     @property
     def at_work(self) -> int:
-        """Simulators that execute something."""
-        return self.stages.at_work
+        """Simulators that execute something, and episodes that `poll` has in hand already."""
+        return self.stages.at_work + len(self._held)
 
     @property
     def idle(self) -> bool:
@@ -169,7 +176,12 @@ class Driver:
         return not self._running and not any(self._queues)
 
     def poll(self, timeout_s: float) -> list[tuple[GroupRequest, Episode]]:
-        """Take what the simulators answered; the episodes that ended by it."""
+        """Take what the simulators answered; the episodes that ended by it (and those that ended while `play` had others in
+        hand)."""
+        held, self._held = self._held, []
+        return held + self._poll(0.0 if held else timeout_s)
+
+    def _poll(self, timeout_s: float) -> list[tuple[GroupRequest, Episode]]:
         ended = []
         for reply in self.pool.ready(timeout_s):
             if self.timeline is not None:
@@ -208,15 +220,20 @@ class Driver:
         self.counters["decisions"] += len(slots)
 
     def play(self, requests: Iterable[GroupRequest]) -> Iterator[EpisodeGroup]:
-        """Closed groups of `requests` in the order they close, until all are."""
-        closing = Closing()
+        """Closed groups of `requests` in the order they close, until all are. Episodes of others that run meanwhile (of later
+        steps, with schedule async) go on, and wait for the next `poll`."""
+        closing, wanted = Closing(), set()
         for request in requests:
+            wanted.add(request.key)
             self.submit(request)
-        while not self.idle:
+        while wanted:
             if due := self.due():
                 self.infer(due)
-            for request, episode in self.poll(0.0 if due else 1.0):
-                if (group := closing.add(request, episode)) is not None:
+            for request, episode in self._poll(0.0 if due else 1.0):
+                if request.key not in wanted:
+                    self._held.append((request, episode))
+                elif (group := closing.add(request, episode)) is not None:
+                    wanted.remove(request.key)
                     yield group
 
     def give_up(self) -> None:
@@ -276,7 +293,8 @@ class Driver:
             self._waits(slot, run, chunk.observation)
             return None
         self.counters["episodes"] += 1
-        final = self.vla.prompt(chunk.observation) if truncated and not terminated and self.vla.value_head is not None else None
+        followed = self.bootstrap == "always" or (self.bootstrap == "standard" and truncated and not terminated)
+        final = self.vla.prompt(chunk.observation) if followed and self.vla.value_head is not None else None
         return Episode(run.request.spec, run.request.state, run.member, tuple(run.decisions), run.success_once,
                        bool(chunk.success_C[chunk.valid_C][-1]), terminated, truncated, run.steps, run.oldest or 0, final,
                        None, tuple(run.frames))

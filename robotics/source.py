@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.algorithms import trainable
 from mmrl.pipeline import Closed
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, InitialState, Split, initial_states
@@ -60,6 +61,7 @@ class EpisodeSource:
     def start(self, step: int) -> int:
         """See GroupSource."""
         self.records[step] = StepRecord()
+        self.driver.begin_dealing()
         places = self.config.train.prompts_per_step
         for place in range(places):
             self.driver.submit(self._request(step, place, 0))
@@ -68,7 +70,7 @@ class EpisodeSource:
     def _request(self, step: int, place: int, attempt: int) -> GroupRequest:
         rounds = self._rounds
         number = ((step - 1) * self.config.train.prompts_per_step + place) * rounds + attempt
-        which = place % len(self.specs)
+        which = ((step - 1) * self.config.train.prompts_per_step + place) % len(self.specs)  # every task has its turn
         known = self._states[which]
         if known is None:
             state = initial_states("train", 1, first=number)[0]
@@ -96,8 +98,11 @@ class EpisodeSource:
         record, outcome = self.records[step], outcome_of(self.config, group)
         record.groups.append(group)
         version = min((e.version for e in group.episodes), default=step - 1)
-        keep_anyway = self.config.rl.kind == "ppo" or not self.config.algorithm.dynamic_sampling
-        if outcome.offered is not None and (outcome.keep or keep_anyway):
+        if self.config.rl.kind == "ppo":  # a critic judges each decision: what finished can be learned from
+            wanted = any(map(trainable, group.episodes))
+        else:
+            wanted = outcome.offered is not None and (outcome.keep or not self.config.algorithm.dynamic_sampling)
+        if wanted:
             record.kept += 1
             return Closed(step, place, group, version)
         record.failed += outcome.offered is None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from mmrl.alarms import Alarm
 from mmrl.errors import ConfigError, NonFiniteError
@@ -58,6 +59,18 @@ class EmbodiedTrainer(Trainer):
     def _read_policy(self, weights: Path | None) -> Any:
         return load_vla(self.config, needs_reference=self.config.algorithm.kl.coef > 0, device=self.world.device, weights=weights)
 
+    def _build_optimizer(self) -> torch.optim.AdamW:
+        """The value head may learn at a rate of its own."""
+        optimizer = super()._build_optimizer()
+        wanted, head = self.config.rl.value_lr, self.policy.value_head
+        if head is not None and wanted is not None:
+            mine = {id(p) for p in head.parameters()}
+            moved = [p for g in optimizer.param_groups for p in g["params"] if id(p) in mine]
+            for group in optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if id(p) not in mine]
+            optimizer.add_param_group({"params": moved, "weight_decay": 0.0, "lr_scale": wanted / self.config.optim.lr})
+        return optimizer
+
     @contextmanager
     def _working(self) -> Iterator[None]:
         c = self.config
@@ -66,7 +79,7 @@ class EmbodiedTrainer(Trainer):
         with EnvPool(c.env.slots, workers, pool_settings(c.env)) as self.pool:
             stages = 1 if c.schedule.kind == "serial" else c.schedule.stages
             self.driver = Driver(self.pool, self.policy, seed=c.seed, stages=stages, temperature=c.rollout.temperature,
-                                 retries=c.env.retries, timeline=self.timeline)
+                                 retries=c.env.retries, timeline=self.timeline, bootstrap=c.rl.bootstrap)
             self.source = EpisodeSource(c, self.driver)
             self.updater = EmbodiedUpdater(c, self.policy, self.optimizer)
             settings = PipelineSettings(schedule=c.schedule.kind, order=c.schedule.order,
@@ -147,9 +160,8 @@ def step_row(config: EmbodiedConfig, record: StepRecord, update: EmbodiedUpdate,
         **{f"train/{k}": v for k, v in update.critic.items()}}
     if config.rl.kind == "ppo":
         found = update.value_stats
-        row.update({"train/critic/loss": found.loss / max(found.count, 1.0),
-                    "train/critic/clipped": found.clipped / max(found.count, 1.0),
-                    "train/critic/explained_variance_after": found.explained_variance()})
+        row.update({"train/critic/loss": found.loss / max(update.denominator, 1.0),
+                    "train/critic/clipped": found.clipped / max(found.count, 1.0)})
     if len(config.env.tasks) > 1:
         for task in config.env.tasks:
             mine = [e for e in episodes if e.spec.task == task]

@@ -267,7 +267,9 @@ class EmbodiedUpdater:
             with torch.no_grad(), self.vla.reference() as reference:
                 reference_N = reference.evaluate(prompts, tokens, temperature).logp_N
             result.logprobs_s += time.perf_counter() - began
-        out = self.vla.evaluate(prompts, tokens, temperature, entropy_gradient=self.config.rl.entropy_coef > 0)
+        warming = self.config.rl.kind == "ppo" and critic_warming_up(self.ppo, self.step - 1)
+        out = self.vla.evaluate(prompts, tokens, temperature, entropy_gradient=self.config.rl.entropy_coef > 0,
+                                detach_values=warming)
 
         def column(values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
             return torch.as_tensor(np.concatenate([np.asarray(v) for v in values]), dtype=dtype, device=device)
@@ -279,8 +281,7 @@ class EmbodiedUpdater:
         advantage_N = column([i.advantage_N for i in items], torch.float32)
         old_N, factor_N, stale_N = self._corrected(items, out.logp_N.detach(), behaviour_N, mask_N, result, first)
         loss = policy_loss(self.settings, out.logp_N, old_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N,
-                           weight_N=weight_N * factor_N)
-        warming = self.config.rl.kind == "ppo" and critic_warming_up(self.ppo, self.updates)
+                           weight_N=factor_N, scale_N=weight_N)
         total = loss.loss * (0.0 if warming else 1.0)
         if self.config.rl.entropy_coef > 0 and not warming:
             total = total - self.config.rl.entropy_coef * (out.entropy_N * weight_N)[mask_N].sum()

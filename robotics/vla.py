@@ -188,8 +188,9 @@ class VLAPolicy:
             return self.value_head(hidden_UH.float())[:, 0]
 
     def evaluate(self, prompts: Sequence[Prompt], tokens_DN: Sequence[Sequence[int]], temperature: float = 1.0, *,
-                 entropy_gradient: bool = False) -> Evaluated:
-        """Log-probs and entropies (nats) of chosen tokens, and values; decisions of equal prompts share one forward pass."""
+                 entropy_gradient: bool = False, detach_values: bool = False) -> Evaluated:
+        """Log-probs and entropies (nats) of chosen tokens, and values; decisions of equal prompts share one forward pass. With
+        `detach_values` the values' gradient ends at the value head."""
         unique: dict[str, int] = {}
         owner_D = [unique.setdefault(p.fingerprint, len(unique)) for p in prompts]
         first = {u: d for d, u in reversed(list(enumerate(owner_D)))}
@@ -208,7 +209,7 @@ class VLAPolicy:
         with self.core.autocast():
             hidden, last_UH = self._hidden(chosen, completions)
             logits = self._logits(hidden, temperature)
-            value_D = self._values(last_UH)[owner]
+            value_D = self._values(last_UH.detach() if detach_values else last_UH)[owner]
         back = torch.tensor(np.argsort(order), device=self.core.device)
         logits_DNV = logits[owner] if parallel else logits[back]
         logps_DNV = logits_DNV.log_softmax(-1)

@@ -2,8 +2,9 @@
 """
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from mmrl.errors import ConfigError
 from robotics.config import EmbodiedConfig
-from robotics.contract import InitialState, make_simulator
+from robotics.contract import EnvSpec, InitialState, make_simulator
 from robotics.datasets import open_demonstrations
 from robotics.load import load_vla
 from robotics.sft import DemoEpisode, DemoSteps, clone
@@ -40,16 +41,39 @@ def record_demos(config: EmbodiedConfig, on_episode: Callable[[int, int], None] 
     """Record the scripted expert of every task, unless the folder is there. Raises ConfigError for a task without expert."""
     folder = demo_folder(config)
     if folder.exists():
+        if config.demos.path is None:
+            _check_recorded(config, folder)
         return folder
     if config.demos.path is not None:
         raise ConfigError(f"expected demonstrations at demos.path, found nothing at {folder}; remove demos.path to record some")
     from robotics.datasets.record import record
 
-    specs = [replace(spec, horizon=config.demos.horizon or spec.horizon) for spec in env_specs(config)]
+    specs = _wanted_specs(config)
     states = demo_states(config, specs[0])
     record(specs, states, folder, workers=config.env.workers, noise=config.demos.noise, speed=config.demos.speed,
            every=config.demos.every, seed=config.seed, on_episode=on_episode)
     return folder
+
+
+def _wanted_specs(config: EmbodiedConfig) -> list[EnvSpec]:
+    return [replace(spec, horizon=config.demos.horizon or spec.horizon) for spec in env_specs(config)]
+
+
+def _check_recorded(config: EmbodiedConfig, folder: Path) -> None:
+    """Raises ConfigError when the recording that is there was made with other settings than these."""
+    d = config.demos
+    wanted = {"environments": [asdict(spec) for spec in _wanted_specs(config)], "noise": d.noise, "speed": d.speed,
+              "every": d.every, "seed": config.seed}
+    try:
+        found = json.loads((folder / "meta" / "info.json").read_text(encoding="utf-8"))["mmrl"]["recorded"]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"expected demonstrations recorded by mmrl in {folder}, found something else ({error}); name them with "
+                          "demos.path, or remove the folder") from error
+    wanted = json.loads(json.dumps(wanted))
+    changed = [f"{k} was {found.get(k)!r}, now {v!r}" for k, v in wanted.items() if found.get(k) != v]
+    if changed:
+        raise ConfigError(f"{folder} holds demonstrations of other settings: {'; '.join(changed)}. Remove the folder to record "
+                          "anew, or use them as they are with demos.path")
 
 
 def load_demos(folder: Path, cameras: list[str], *, executed: bool = False) -> list[DemoEpisode]:

@@ -17,7 +17,8 @@ launch_robot() {
       --model) model="$(absolute "$2")"; shift 2 ;;
       --tasks) overrides+=("env.tasks=[$2]"); shift 2 ;;
       --suite)
-        overrides+=("env.tasks=[$(printf "$2/%s, " 0 1 2 3 4 5 6 7 8 9)]"); shift 2 ;;
+        local last=9; if [ "$2" = libero_90 ]; then last=89; fi
+        overrides+=("env.tasks=[$(printf "$2/%s, " $(seq 0 $last))]"); shift 2 ;;
       --demos) overrides+=("demos.path=$(quoted "$(absolute "$2")")"); shift 2 ;;
       --assets)
         if [ ! -d "$2" ]; then echo "error: expected a folder of LIBERO assets after --assets, found '$2'" >&2; exit 2; fi
@@ -41,7 +42,9 @@ launch_robot() {
     if [ -n "$model" ]; then overrides+=("model.path=$(quoted "$model")"); fi
     if [ ! -f "$start/vla.json" ]; then
       echo "no warm-started policy yet: cloning demonstrations into $start"
-      "$python" -m mmrl.cli.main sft "$recipe" "${overrides[@]}" "${user[@]}" --out "$start"
+      "$python" -m mmrl.cli.main sft "$recipe" "${overrides[@]}" "${user[@]}" model.lora=null --out "$start"
+    else
+      echo "using the policy cloned before, $start (remove that folder to clone again)"
     fi
     overrides+=("model.path=$(quoted "$start")")
   fi

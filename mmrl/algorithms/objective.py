@@ -227,15 +227,16 @@ def _surrogate(settings: ObjectiveSettings, log_ratio_M: Tensor,
 
 def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor,
                 sequence_id_N: Tensor, mask_N: Tensor, *, ref_logp_N: Tensor | None = None,
-                weight_N: Tensor | None = None, label_N: Tensor | None = None, num_labels: int = 0,
-                offline_N: Tensor | None = None) -> LossSum:
+                weight_N: Tensor | None = None, scale_N: Tensor | None = None, label_N: Tensor | None = None,
+                num_labels: int = 0, offline_N: Tensor | None = None) -> LossSum:
     """The loss of one micro-batch of whole sequences, as a sum; see the module docstring for the division.
 
     logp_N: log-probs under the current policy, with gradient. old_logp_N: under the policy of the ratio's bottom
     (behaviour, or proximal with `weight_N`). advantage_N: constant within a sequence for importance 'sequence'.
     sequence_id_N: long, which sequence of this micro-batch a token belongs to (any distinct numbers). mask_N: bool or
     0/1, tokens in the loss. ref_logp_N: reference log-probs; with kl_coef 0 the KL is only measured.
-    weight_N: multiplies the policy term (off-policy correction, difficulty), not the KL. label_N: long in [0, num_labels),
+    weight_N: multiplies the policy term (off-policy correction, difficulty), not the KL. scale_N: multiplies both (a length
+    normalisation of the caller's, whose denominator is then the caller's too). label_N: long in [0, num_labels),
     constant within a sequence, splits the statistics, not the loss. offline_N: bool, tokens of demonstrations, which take
     `off_policy_loss` and no KL. All are (N,) and finite where masked in; 16-bit log-probs are raised to float32.
     Non-finite results are the caller's to detect. Raises ConfigError when kl_coef > 0 and there are no reference log-probs.
@@ -271,6 +272,8 @@ def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor,
         kl_ref_M = kl_M.detach()
         if settings.kl_coef > 0:
             loss_M = loss_M + settings.kl_coef * kl_M
+    if scale_N is not None:
+        loss_M, policy_M = loss_M * select(scale_N), policy_M * select(scale_N)
     if settings.aggregate == "sequence_mean":  # each sequence's own 1 / length belongs inside the sum
         share_M = length_B.to(logp_M.dtype).reciprocal()[row_M]
         loss_M, policy_M = loss_M * share_M, policy_M * share_M

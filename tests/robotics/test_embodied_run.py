@@ -106,7 +106,9 @@ def test_ppo_trains_policy_and_critic(policy: Path, tmp_path: Path) -> None:
     assert any(v.abs().sum() > 0 for k, v in head.items() if k.startswith("2."))
     first = load_file(str(tmp_path / "ppo" / "checkpoints" / "step_000001" / "model.safetensors")) if (
         tmp_path / "ppo" / "checkpoints" / "step_000001").exists() else None
-    assert first is None or same(first, load_file(str(policy / "model.safetensors"))) is False
+    before = load_file(str(policy / "model.safetensors"))
+    assert first is None or same(first, before)
+    assert same(weights(tmp_path, "ppo", 2), before) and not same(weights(tmp_path, "ppo", 3), before)  # two steps: critic only
 
 
 def test_a_crashing_simulator_costs_attempts_not_the_run(policy: Path, tmp_path: Path) -> None:
@@ -121,3 +123,34 @@ def test_a_crashing_simulator_costs_attempts_not_the_run(policy: Path, tmp_path:
 def test_a_task_that_does_not_exist_stops_with_its_name(policy: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reech.*[Dd]id you mean.*reach"):
         run(policy, tmp_path, "wrong", "env.tasks=[reech]")
+
+
+def test_async_runs_evaluate_between_steps_without_losing_episodes(policy: Path, tmp_path: Path) -> None:
+    run(policy, tmp_path, "async", "schedule.kind=async", "schedule.staleness=2", "train.steps=4", "eval.every=1",
+        "train.save_every=0")
+    assert [r["train/episodes"] >= 9 for r in rows(tmp_path, "async")] == [True] * 4
+
+
+def test_kl_weighs_every_trajectory_alike(policy: Path) -> None:
+    """A KL term alone: its gradient is the mean over trajectories of the mean over their tokens, whatever their length."""
+    from mmrl.algorithms import ObjectiveSettings, policy_loss
+
+    settings = ObjectiveSettings(kl_coef=0.1)
+    logp_N = torch.linspace(-2, -1, 6, dtype=torch.double, requires_grad=True)
+    ref_N, sequence_N = torch.full((6,), -1.5, dtype=torch.double), torch.tensor([0, 0, 0, 0, 1, 1])
+    scale_N = torch.tensor([0.25] * 4 + [0.5] * 2, dtype=torch.double)
+    zero = torch.zeros(6, dtype=torch.double)
+    policy_loss(settings, logp_N, logp_N.detach(), zero, sequence_N, torch.ones(6, dtype=torch.bool), ref_logp_N=ref_N,
+                scale_N=scale_N).loss.backward()
+    kl = torch.expm1(ref_N - logp_N) - (ref_N - logp_N)
+    expected, = torch.autograd.grad(0.1 * (kl[:4].mean() + kl[4:].mean()), logp_N)
+    assert torch.allclose(logp_N.grad, expected)
+
+
+def test_every_task_has_its_turn(policy: Path) -> None:
+    from robotics.source import EpisodeSource
+
+    source = EpisodeSource(config_of(policy, "env.tasks=[reach, push, reach, push]", "env.options={}"), driver=None)  # type: ignore[arg-type]
+    source.specs = [*source.specs]
+    seen = {id(source._request(step, place, 0).spec) for step in (1, 2, 3, 4) for place in range(3)}
+    assert seen == {id(spec) for spec in source.specs}

@@ -82,3 +82,5 @@ def test_a_cautious_and_shaky_demonstrator(model: Path, tmp_path: Path) -> None:
     assert max(abs(e.actions).max() for e in clean) <= 0.5 + 1e-6  # half the speed
     assert all((a.actions != b.actions).any() for a, b in zip(clean, done, strict=True))  # what was done was shaky
     assert max(len(e.actions) for e in clean) > 12  # longer than env.horizon
+    with pytest.raises(ConfigError, match=r"demonstrations of other settings: speed was 0\.5, now 1\.0\. Remove the folder"):
+        record_demos(config.model_copy(update={"demos": config.demos.model_copy(update={"speed": 1.0})}))
