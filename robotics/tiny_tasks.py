@@ -4,8 +4,8 @@
                t.lay(np.random.default_rng(0)); print(t.instruction, t.advice())"
 
 push: the round arm pushes a round block onto the goal. A push off centre deflects the block, so it must be steered.
-reach: discs of different colours (option discs, 1 to 4, default 3); the instruction names one. Touching another ends the episode
-as a failure.
+reach: discs of different colours (option discs, 1 to 4, default 3); the instruction names one (option apart: how far it is from
+the arm). Touching another ends the episode as a failure.
 pick: go over the block, close the gripper, carry it to the goal.
 Plain floats; places are (x, y) on the table [-1, 1] x [-1, 1].
 """
@@ -155,6 +155,7 @@ class ReachTask(TinyTask):
     """Move to the disc whose colour the instruction names, one of `discs_wanted`."""
 
     discs_wanted = 3
+    apart = (0.5, 4.0)  # between arm and named disc, in table units
 
     def lay(self, rng: np.random.Generator) -> None:
         """Different colours; the straight way from the arm to the named disc is free."""
@@ -162,7 +163,8 @@ class ReachTask(TinyTask):
         while True:
             places = [_draw(rng, 0.75) for _ in names]
             self.arm = _draw(rng, 0.85)
-            if min(_distance(a, b) for i, a in enumerate((*places, self.arm)) for b in places[:i]) >= 0.5 and all(
+            if min(_distance(a, b) for i, a in enumerate((*places, self.arm)) for b in places[:i]) >= 0.5 and (
+                    self.apart[0] <= _distance(places[0], self.arm) <= self.apart[1]) and all(
                     self._clearance(places[0], other) >= 0.3 for other in places[1:]):
                 break
         order = [int(i) for i in rng.permutation(len(names))]  # what is drawn first says nothing about the target

@@ -152,7 +152,7 @@ def step_row(config: EmbodiedConfig, record: StepRecord, update: EmbodiedUpdate,
         "train/groups/no_signal": float(record.no_signal), "train/groups/failed": float(record.failed),
         "train/groups/empty": float(record.empty), "train/episodes": float(len(episodes)),
         "train/failed_attempts": work["failed_attempts"], "train/decisions": float(update.decisions),
-        "train/entropy": update.entropy / max(update.entropy_tokens, 1.0),
+        "train/entropy": update.entropy / update.entropy_tokens if update.entropy_tokens else None,  # nothing was trained on
         "train/logprob_gap/mean": update.gap_sum / max(update.gap_tokens, 1.0), "train/logprob_gap/max": update.gap_max,
         "train/clip_low": own["clip_low"], "train/clip_high": own["clip_high"], "train/approx_kl": own["approx_kl"],
         "train/kl_ref": own["kl_ref"], "train/policy_loss": update.stats.policy_loss / max(update.denominator, 1.0),
