@@ -65,16 +65,15 @@ def choose_gl(wanted: str = "auto") -> str:
     'auto': $MUJOCO_GL, else egl beside an NVIDIA driver, else osmesa, else egl. Raises ConfigError for another name or once the
     process renders with another one, MissingExtraError when the library is not there.
     """
-    name = wanted
-    if name == "auto":
-        name = os.environ.get("MUJOCO_GL", "").lower()
+    name, loaded = wanted, sys.modules.get("robosuite.utils.binding_utils")
+    if name == "auto":  # what this process renders with already, if it does
+        name = loaded._MUJOCO_GL if loaded is not None else os.environ.get("MUJOCO_GL", "").lower()
     if not name:
         order = ("egl", "osmesa") if os.path.exists("/dev/nvidiactl") else ("osmesa", "egl")
         name = next((backend for backend in order if _loads(backend)), order[0])
     if name not in _GL_LIBRARIES:
         raise ConfigError(f"render backend: expected auto, osmesa or egl (option gl or MUJOCO_GL), found {name!r}."
                           f"{did_you_mean(name, _GL_LIBRARIES)}")
-    loaded = sys.modules.get("robosuite.utils.binding_utils")
     if loaded is not None and name != loaded._MUJOCO_GL:
         raise ConfigError(f"render backend: this process already renders with {loaded._MUJOCO_GL}, found a wish for {name}; use "
                           "one backend per worker process")

@@ -286,6 +286,9 @@ def test_wrong_settings_are_named(kwargs: dict[str, Any], words: str) -> None:
 
 def test_a_worker_that_dies_after_its_answer_takes_the_answer_along(pool: EnvPool) -> None:
     """One reply per slot: an observation of an episode that is already lost is not handed out."""
+    pool.reset(0, PUSH, STATES[1])
+    one(pool)  # the worker has started: what can be read from it below is the answer
+    pool.settle()
     pool.reset(0, PUSH, STATES[0])
     pid, errors = pool.pids()[0], pool.stats().errors
     deadline = time.monotonic() + 60

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
@@ -50,6 +50,9 @@ scored = st.tuples(tick, tick, st.integers(0, 20).map(lambda k: k / 20)).filter(
 @settings(max_examples=80, deadline=None)
 @given(st.lists(scored, max_size=12, unique_by=lambda w: w[2]), st.lists(window, min_size=1, max_size=4, unique=True))
 def test_moment_ap_is_the_plain_definition(windows: list[Any], true: list[Window]) -> None:
+    for start, end, _ in windows:  # of two equally good truths either may be taken, and rounding decides
+        ious = [max(0.0, min(end, b) - max(start, a)) / (max(end, b) - min(start, a)) for a, b in true]
+        assume(all(abs(p - q) > 1e-9 or p == q == 0 for i, p in enumerate(ious) for q in ious[:i]))
     expected = [plain_ap(windows, true, level) for level in LEVELS]
     assert moment_ap(windows, true).tolist() == pytest.approx(expected)
 
