@@ -25,7 +25,7 @@ demo: install  ## train a tiny model on the CPU and write a report
 test: system-packages lint  ## everything: system packages, linters, the whole test suite
 	$(PYTEST)
 
-check: lint  ## linters and the fast tests, under two minutes
+check: lint  ## linters and the fast tests, a few minutes
 	$(PYTEST) -m "not slow"
 
 lint: install  ## ruff, mypy, import directions
