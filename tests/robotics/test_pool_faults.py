@@ -154,7 +154,8 @@ def test_nothing_is_left_behind(how: str) -> None:
 
 
 _SCRIPT = """
-    import sys, time
+    import signal, sys, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell in the background ignores it
     from robotics.contract import EnvSpec, initial_states
     from robotics.pool import EnvPool
     pool = EnvPool(2, 2)
