@@ -108,7 +108,7 @@ class CostedSource:
 
     def ready(self) -> Sequence[int] | None:
         """See GroupSource."""
-        return self.stages.due() or None
+        return self.stages.due(lambda slot: (self._playing[slot].step, self._playing[slot].place)) or None
 
     def infer(self, batch: Sequence[int], version: int) -> list[Closed[int]]:
         """Sleep, then send an action to each slot."""

@@ -9,7 +9,7 @@ absolute() { if [ -e "$1" ]; then realpath -s -- "$1"; else printf '%s\n' "$1"; 
 
 launch_robot() {
   local recipe="$1" name="$2"; shift 2
-  local model="" flags=() overrides=() user=() python
+  local model="" demos="" folder=runs flags=() overrides=() user=() python
   while [ $# -gt 0 ]; do
     case "$1" in
       --model|--tasks|--demos|--assets|--suite|--horizon|--name)
@@ -19,31 +19,40 @@ launch_robot() {
       --suite)
         local last=9; if [ "$2" = libero_90 ]; then last=89; fi
         overrides+=("env.tasks=[$(printf "$2/%s, " $(seq 0 $last))]"); shift 2 ;;
-      --demos) overrides+=("demos.path=$(quoted "$(absolute "$2")")"); shift 2 ;;
+      --demos) demos="$2"; overrides+=("demos.path=$(quoted "$(absolute "$2")")"); shift 2 ;;
       --assets)
         if [ ! -d "$2" ]; then echo "error: expected a folder of LIBERO assets after --assets, found '$2'" >&2; exit 2; fi
         overrides+=("env.options.assets=$(quoted "$(absolute "$2")")"); shift 2 ;;
       --horizon) overrides+=("env.horizon=$2"); shift 2 ;;
       --name) name="$2"; shift 2 ;;
       --resume|--overwrite|--quiet) flags+=("$1"); shift ;;
+      model.path=*) model="$(absolute "${1#*=}")"; shift ;;
+      name=*) name="${1#*=}"; shift ;;
+      dir=*) folder="${1#*=}"; user+=("$1"); shift ;;
       *=*) user+=("$1"); shift ;;
       -h|--help) awk 'NR > 1 && /^#/ { sub(/^# ?/, ""); print; next } NR > 1 { exit }' "$0"; exit 0 ;;
       *) echo "error: expected an option of --help or section.key=value, found '$1'" >&2; exit 2 ;;
     esac
   done
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
-  python="${VENV:-${VIRTUAL_ENV:-.venv}}/bin/python"
-  [ -x "$python" ] || { echo "error: expected mmrl in $python; run make install" >&2; exit 2; }
+  python="${MMRL_PYTHON:-${VENV:-${VIRTUAL_ENV:-.venv}}/bin/python}"
+  command -v -- "$python" > /dev/null || { echo "error: expected mmrl in $python; run make install" >&2; exit 2; }
   overrides+=("name=$(quoted "$name")")
   if [ -n "$model" ] && [ -f "$model/vla.json" ]; then
+    if [ -n "$demos" ]; then
+      echo "error: expected --demos with a model to be cloned from them, found --model $model, a policy already (it has" \
+           "vla.json): drop --demos, or name the model that shall learn them" >&2
+      exit 2
+    fi
     overrides+=("model.path=$(quoted "$model")")
   else
-    local start="runs/${name}_sft/model"
+    local start="$folder/${name}_sft/model"
     if [ -n "$model" ]; then overrides+=("model.path=$(quoted "$model")"); fi
     if [ ! -f "$start/vla.json" ]; then
       echo "no warm-started policy yet: cloning demonstrations into $start"
       "$python" -m mmrl.cli.main sft "$recipe" "${overrides[@]}" "${user[@]}" model.lora=null --out "$start"
     else
+      "$python" -m scripts.check_clone "$recipe" "$start" "${overrides[@]}" "${user[@]}" || exit 2
       echo "using the policy cloned before, $start (remove that folder to clone again)"
     fi
     overrides+=("model.path=$(quoted "$start")")

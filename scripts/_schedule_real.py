@@ -3,6 +3,8 @@
 Each function takes (rounds, steps) and returns the rows of bench_schedule's JSON. The three systems differ in scheduling only:
 `serial` steps all simulators in lock-step and trains afterwards, `stage_overlap` (RLinf's pipeline) lets the policy decide for
 one half of them while the other half renders and trains afterwards, `streaming` also trains on groups as they close.
+One process renders and one infers and trains, as where a GPU does the latter: with a rendering process on every core there is
+nothing left to overlap with. The policy is sized so that its work is of the order of the simulators'.
 """
 from __future__ import annotations
 
@@ -30,34 +32,34 @@ from scripts import _bench as bench
 __all__ = ["libero", "maniskill", "tiny"]
 
 SYSTEMS: dict[str, tuple[str, int]] = {"serial": ("serial", 1), "stage_overlap": ("serial", 2), "streaming": ("pipelined", 2)}
-COMMON = ["action.bins=17", "action.chunk=4", "action.repeat=2", "rollout.group_size=4", "train.prompts_per_step=8",
-          "algorithm.dynamic_sampling=false", "env.slots=8", "env.workers=2", "env.image_size=64", "train.token_budget=100000",
+COMMON = ["action.bins=17", "action.chunk=4", "action.repeat=2", "rollout.group_size=4", "train.prompts_per_step=4",
+          "algorithm.dynamic_sampling=false", "env.slots=8", "env.workers=1", "env.image_size=64", "train.token_budget=100000",
           "threads=1", "model.device=cpu", "model.system=''", "optim.lr=1e-9"]
 
 
 def tiny(rounds: int, steps: int) -> dict[str, Any]:
     """The tiny simulator: rendering costs next to nothing, so there is little to overlap but training."""
-    return measure(["env.suite=tiny", "env.tasks=[push]", "env.horizon=24"], rounds, steps)
+    return measure(["env.suite=tiny", "env.tasks=[push]", "env.horizon=16"], rounds, steps)
 
 
 def maniskill(rounds: int, steps: int) -> dict[str, Any]:
-    """PushCube-v1, software rendering, full episodes of 24 steps."""
-    return measure(["env.suite=maniskill", "env.tasks=[PushCube-v1]", "env.horizon=24",
+    """PushCube-v1, software rendering, full episodes of 16 steps."""
+    return measure(["env.suite=maniskill", "env.tasks=[PushCube-v1]", "env.horizon=16",
                     "env.options={dims: 4, stop_at_success: false}"], rounds, steps)
 
 
 def libero(rounds: int, steps: int) -> dict[str, Any]:
     """libero_object on stand-in assets, two cameras."""
-    return measure(["env.suite=libero", "env.tasks=[libero_object/0]", "env.horizon=24", "env.cameras=[base, wrist]",
-                    "vla.cameras=[base, wrist]", "env.options={assets: stand-in}"], rounds, steps)
+    return measure(["env.suite=libero", "env.tasks=[libero_object/0]", "env.horizon=16", "env.cameras=[base, wrist]",
+                    "vla.cameras=[base, wrist]", "env.options={assets: stand-in}"], rounds, steps, width=512, layers=8)
 
 
-def measure(overrides: list[str], rounds: int, steps: int) -> dict[str, Any]:
+def measure(overrides: list[str], rounds: int, steps: int, *, width: int = 256, layers: int = 4) -> dict[str, Any]:
     """Seconds per step of each system, alternating; one untimed step warms each up."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        build_tiny(TinySpec(hidden=128, layers=2, vision_hidden=128, vision_layers=2, heads=4, vision_heads=4, patch_size=8,
-                            min_patches=16, max_patches=16), folder)
+        build_tiny(TinySpec(hidden=width, layers=layers, vision_hidden=width, vision_layers=layers, heads=4, vision_heads=4,
+                            patch_size=8, min_patches=16, max_patches=16), folder)
         config = load_embodied(None, [*COMMON, f"model.path={folder}", *overrides])
         found: dict[str, list[dict[str, Any]]] = {s: [] for s in SYSTEMS}
         with EnvPool(config.env.slots, config.env.workers, pool_settings(config.env)) as pool:
@@ -73,7 +75,8 @@ def measure(overrides: list[str], rounds: int, steps: int) -> dict[str, Any]:
                         "bubble": {stage: round(statistics.median(s["stages"][stage]["bubble"] for s in summaries), 3)
                                    for stage in ("render", "infer", "train")},
                         "bound": round(statistics.median(s["bound"] for s in summaries), 3)}
-    return {"overrides": overrides, "episodes_per_step": 32, "systems": rows}
+    return {"overrides": overrides, "policy": {"width": width, "layers": layers}, "systems": rows,
+            "episodes_per_step": config.train.prompts_per_step * config.rollout.group_size}
 
 
 def one_system(config: EmbodiedConfig, folder: Path, pool: EnvPool, system: str, steps: int) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """A robot policy learns from success alone: GRPO on a tiny vision-language-action model, on the CPU.
 
-    python -m scripts.demo_robot                    # the tiny simulator of our own: minutes, no graphics libraries
-    python -m scripts.demo_robot maniskill          # PushCube-v1 in ManiSkill 3, software rendering: a quarter of an hour
+    python -m scripts.demo_robot                      # the tiny simulator of our own: minutes, no graphics libraries
+    python -m scripts.demo_robot maniskill            # PushCube-v1 in ManiSkill 3, software rendering: eight minutes
+    python -m scripts.demo_robot maniskill_pull       # the same recipe on PullCube-v1
+    python -m scripts.demo_robot maniskill_48         # PushCube-v1 with 48 steps instead of 14: time for a second try
     python -m scripts.demo_robot maniskill --seeds 3 --record
 
 Trains the warm-started policy of assets/ with configs/robot_tiny.yaml or configs/maniskill_tiny.yaml, prints success on 100 fresh
@@ -19,7 +21,10 @@ from typing import Any
 from scripts._bench import write_results
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPES = {"tiny": "robot_tiny", "maniskill": "maniskill_tiny"}
+RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tiny": ("robot_tiny", ()), "maniskill": ("maniskill_tiny", ()), "maniskill_48": ("maniskill_tiny", ("env.horizon=48",)),
+    "maniskill_pull": ("maniskill_tiny", ("env.tasks=[PullCube-v1]", "vla.prompt=pull", "model.path=assets/tiny_vla_pull"))}
+"""Suite -> recipe of configs/ and what is changed in it."""
 
 
 def outcome(run: Path, seconds: float) -> dict[str, Any]:
@@ -42,15 +47,15 @@ def main() -> int:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--name", default="", help="added to the names of the runs and of the recorded file")
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # overrides may follow options
     from mmrl.cli.run import train_command
 
+    recipe, changes = RECIPES[options.suite]
     runs = []
     for seed in range(options.seeds):
         began = time.time()
-        name = f"{RECIPES[options.suite]}{options.name}_{seed}"
-        recipe = ROOT / "configs" / f"{RECIPES[options.suite]}.yaml"
-        run = train_command(recipe, [f"seed={seed}", f"name={name}", *options.overrides], resume=False, overwrite=True, quiet=False)
+        overrides = [*changes, f"seed={seed}", f"name=demo_{options.suite}{options.name}_{seed}", *options.overrides]
+        run = train_command(ROOT / "configs" / f"{recipe}.yaml", overrides, resume=False, overwrite=True, quiet=False)
         runs.append(outcome(run, time.time() - began))
         found = runs[-1]["held_out"]
         for mode, table in found.items():
@@ -58,9 +63,9 @@ def main() -> int:
             print(f"seed {seed}, {mode}: {a['mean']:.2f} [{a['low']:.2f}, {a['high']:.2f}] -> {b['mean']:.2f} "
                   f"[{b['low']:.2f}, {b['high']:.2f}] in {runs[-1]['wall_s'] / 60:.1f} minutes", flush=True)
     if options.record:
-        facts = {"overrides": options.overrides, "runs": runs}
+        facts = {"overrides": [*changes, *options.overrides], "runs": runs}
         print(write_results(f"demo_robot_{options.suite}{options.name}", facts, "torch", "transformers",
-                            *(("mani_skill", "sapien") if options.suite == "maniskill" else ())))
+                            *(("mani_skill", "sapien") if "maniskill" in options.suite else ())))
     sampled = [r["held_out"]["sampled"]["success_once"] for r in runs]
     return int(any(s["after"]["mean"] < s["before"]["mean"] for s in sampled))
 

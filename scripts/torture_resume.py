@@ -32,7 +32,7 @@ from tasks.grounding import Grounding
 __all__ = ["Kill", "Letters", "differences", "phase", "torture"]
 
 REPO = Path(__file__).resolve().parent.parent
-_CLOCK = ("time/", "speed/", "memory/")
+_CLOCK = ("time/", "speed/", "memory/", "perf/", "schedule/")
 
 
 class Letters(Grounding):

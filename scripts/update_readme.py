@@ -21,13 +21,13 @@ def _load(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "assets" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def _recorded(name: str, options: str = "") -> Callable[[Callable[[dict[str, Any]], str]], Callable[[], str]]:
+def _recorded(name: str, options: str = "", script: str = "") -> Callable[[Callable[[dict[str, Any]], str]], Callable[[], str]]:
     """A block made of assets/results/NAME.json; while that file is not there, the block says so."""
     def wrap(block: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
         def text() -> str:
             if (ROOT / "assets" / "results" / f"{name}.json").exists():
                 return block(_load(name))
-            return f"No number has been recorded yet; `python -m scripts.{name}{options}` measures."
+            return f"No number has been recorded yet; `python -m scripts.{script or name}{options}` measures."
         return text
     return wrap
 
@@ -230,20 +230,47 @@ def robots() -> str:
     return "\n".join(lines)
 
 
+def experts() -> str:
+    """How often scripted experts solve their tasks: LIBERO's in one row, the other simulators' one by one."""
+    lines = ["| scripted expert, evaluation states | solved | control steps, median (lowest to highest) | assets |",
+             "|---|---|---|---|"]
+    for name, title in (("libero", "libero_object"), ("maniskill", ""), ("robosuite", ""), ("tiny", "")):
+        file = ROOT / "assets" / "results" / f"experts_{name}.json"
+        found = json.loads(file.read_text(encoding="utf-8"))["tasks"] if file.exists() else []
+        parts = [(f"{title}, {len(found)} tasks", found)] if title and found else [(f"{name} {r['task']}", [r]) for r in found]
+        for label, rows in parts:
+            known = [r["steps"] for r in rows if r["steps"]]
+            steps = (f"{statistics.median(s['median'] for s in known):.3g} ({min(s['min'] for s in known):g} to "
+                     f"{max(s['max'] for s in known):g})") if known else "-"
+            lines.append(f"| {label} | {sum(r['solved'] for r in rows)}/{sum(r['episodes'] for r in rows)} | {steps} | "
+                         f"{', '.join(dict.fromkeys(r['assets'] for r in rows))} |")
+    return "\n".join(lines) if len(lines) > 2 else ("No number has been recorded yet; `python -m scripts.check_experts libero` "
+                                                    "measures.")
+
+
 @_recorded("bench_schedule")
 def schedule(found: dict[str, Any]) -> str:
-    """Serial, stage overlap, streaming and async, at set costs and on real simulators."""
-    lines = ["| render : infer : train | stage overlap | groups streamed | async | bound | streamed, share of the bound |",
-             "|---|---|---|---|---|---|"]
+    """Serial, stage overlap, streaming and async, at set costs."""
+    lines = ["| render : infer : train | 2 stages overlap | 2 streamed | 4 streamed | async | bound | share | of set |",
+             "|---|---|---|---|---|---|---|---|"]
     for row in found["costed"]:
         s = row["systems"]
-        cells = [f"{s[name]['of_serial']:.2f}" if name in s else "-" for name in ("stage_overlap", "streaming", "async")]
+        cells = [f"{s[name]['of_serial']:.2f}" for name in ("stage_overlap", "streaming_2", "streaming", "async")]
         lines.append(f"| {':'.join(f'{x:g}' for x in row['ratio'])}, {row['groups']} groups | {' | '.join(cells)} | "
-                     f"{s['streaming']['bound']:.2f} | {s['streaming']['share']:.0%} |")
-    for name, row in found.get("real", {}).items():
+                     f"{s['streaming']['bound']:.2f} | {s['streaming']['share']:.0%} | "
+                     f"{s['streaming']['share_of_set']:.0%} |")
+    return "\n".join(lines)
+
+
+@_recorded("bench_schedule_real", " --parts real", script="bench_schedule")
+def simulated(found: dict[str, Any]) -> str:
+    """Serial, stage overlap and streaming on real simulators."""
+    lines = ["| simulator | overlap | streamed | bound | render, inference, training idle when streamed |", "|---|---|---|---|---|"]
+    for name, row in found["real"].items():
         s = row["systems"]
+        idle = ", ".join(f"{s['streaming']['bubble'][k]:.0%}" for k in ("render", "infer", "train"))
         lines.append(f"| {name}, {row['episodes_per_step']} episodes | {s['stage_overlap']['of_serial']:.2f} | "
-                     f"{s['streaming']['of_serial']:.2f} | - | {s['serial']['bound']:.2f} | - |")
+                     f"{s['streaming']['of_serial']:.2f} | {s['serial']['bound']:.2f} | {idle} |")
     return "\n".join(lines)
 
 
@@ -256,10 +283,32 @@ def bridge(found: dict[str, Any]) -> str:
             f"ones {found['replays_wrong']} differ from their replay, {len(found['left_behind'])} processes or files left behind.")
 
 
+@_recorded("torture_robot")
+def killed(found: dict[str, Any]) -> str:
+    """Embodied runs under SIGKILL."""
+    when = ", ".join(f"{count} in {phase}" for phase, count in sorted(found["phases"].items()))
+    return (f"`scripts/torture_robot.py`: {found['what']}: {found['num_kills']} kills ({when}), "
+            f"{'every check passed' if found['passed'] else 'CHECKS FAILED'}; workers were gone "
+            f"{found['longest_until_workers_gone_s']:.1f} s after their parent at the latest.")
+
+
+@_recorded("bench_render")
+def rendering(found: dict[str, Any]) -> str:
+    """Chunks that render their last step only."""
+    lines = [f"| simulator, chunk of {found['chunk']} control steps | last rendered | every one | ratio |", "|---|---|---|---|"]
+    for name, row in found["simulators"].items():
+        ms = {mode: f"{cell['median']:g} ms" for mode, cell in row["ms_per_chunk"].items()}
+        stand_ins = ", stand-ins" if row["options"].get("assets") == "stand-in" else ""
+        lines.append(f"| {name} {row['task']}, {row['image_size']} px{stand_ins} | {ms['last step']} | {ms['every step']} | "
+                     f"{row['ratio']:g} |")
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "mixed": mixed, "learning": learning, "trl": trl, "gui": gui,
                                          "fuzz": fuzz, "rewards": rewards,
                                          "cache": cache, "torture": torture, "video": video, "tgrpo": tgrpo,
-                                         "robots": robots, "schedule": schedule, "bridge": bridge}
+                                         "robots": robots, "experts": experts, "schedule": schedule, "simulated": simulated,
+                                         "bridge": bridge, "killed": killed, "rendering": rendering}
 
 
 def rendered(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The `mmrl` command: train, sft, eval, score, report, tasks, cache, config, doctor.
+"""The `mmrl` command: train, sft, eval, serve, score, report, tasks, cache, config, doctor.
 
     mmrl train configs/grounding.yaml train.steps=50 model.path=Qwen/Qwen2.5-VL-3B-Instruct
 
@@ -84,6 +84,30 @@ def evaluate(
         eval_command(checkpoint or "", task or "", data or [], out, config, overrides or [], samples, limit)
     else:
         suites_command(checkpoint or "", suite or "", suites, data_root, out, config, overrides or [], samples, limit, protocol)
+
+
+@app.command()
+def serve(
+        checkpoint: Annotated[str, typer.Argument(help="model folder or hub name")],
+        overrides: Overrides = None,
+        host: Annotated[str, typer.Option(help="address to listen at")] = "127.0.0.1",
+        port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8000,
+        engine: Annotated[str, typer.Option(help="own, vllm, or auto: vllm where it and a GPU are there")] = "auto",
+        max_tokens: Annotated[int | None, typer.Option(help="length of answers whose request names none; default "
+                                                            "rollout.max_new_tokens", min=1)] = None,
+        name: Annotated[str | None, typer.Option("--served-model-name", help="what clients call it; default: CHECKPOINT")] = None,
+        config: Annotated[Path | None, typer.Option(help="take model, pixel and frame settings from here")] = None,
+        media_root: Annotated[Path | None, typer.Option(help="clients may name files below this folder")] = None,
+        allow_remote_media: Annotated[bool, typer.Option("--allow-remote-media", help="clients may make this machine fetch http(s) "
+                                                                                      "addresses")] = False,
+        max_body_mib: Annotated[int, typer.Option(help="largest request, and largest file fetched", min=1)] = 256,
+        api_key: Annotated[str | None, typer.Option(envvar="MMRL_API_KEY", help="what clients must send as their key")] = None,
+        grace: Annotated[float, typer.Option(help="seconds that running requests have after SIGTERM", min=0)] = 30.0) -> None:
+    """Serve a checkpoint behind an OpenAI-compatible endpoint, for lmms-eval, VLMEvalKit and other clients."""
+    from mmrl.cli.serving import ServeOptions, serve_command
+
+    serve_command(checkpoint, config, overrides or [], ServeOptions(
+        host, port, engine, max_tokens, name, media_root, allow_remote_media, max_body_mib, api_key, grace))
 
 
 @app.command()

@@ -1,0 +1,362 @@
+"""The HTTP side: routes, limits, streaming, disconnects and a clean shutdown. Needs the extra `serve` (starlette, uvicorn).
+
+    /v1/models  /v1/chat/completions  /health  /metrics
+
+The first SIGTERM or SIGINT lets requests at hand finish within the grace period while new ones get status 503; the second ends
+the server at once.
+"""
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from mmrl.errors import ConfigError, MissingExtraError
+from mmrl.serve.answers import Answer
+from mmrl.serve.decode import Piece
+from mmrl.serve.engine import Accepted, Event, Failed, Job, ServingEngine
+from mmrl.serve.errors import RequestError
+from mmrl.serve.media import MediaRules, file_of
+from mmrl.serve.protocol import Asked, Defaults, read_chat
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingExtraError(f"mmrl serve needs starlette and uvicorn ({error}): pip install 'mmrl[serve]'") from error
+
+__all__ = ["Door", "bind", "serve"]
+
+_POLL_S = 0.25  # how often a waiting request looks whether its client is still there
+_DRAIN = 4  # bodies that are too large are read up to so many times the limit, so that the client gets to read the refusal
+_log = logging.getLogger("mmrl.serve")
+
+
+@dataclass
+class Door:
+    """What every request meets: who may ask, how much, of what."""
+
+    engine: ServingEngine
+    defaults: Defaults
+    rules: MediaRules = field(default_factory=MediaRules)
+    api_key: str | None = None
+    max_body_bytes: int = 256 << 20
+    max_waiting: int = 1024
+    draining: bool = False
+    open_requests: int = 0
+    answered: Counter[int] = field(default_factory=Counter)
+    written_tokens: int = 0
+
+    def check_key(self, request: Request) -> None:
+        """Raises RequestError for a wrong key."""
+        if self.api_key is not None:
+            sent = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+            if not hmac.compare_digest(sent.encode(), self.api_key.encode()):
+                raise RequestError("expected the server's key as 'Authorization: Bearer KEY', found another or none", status=401,
+                                   code="invalid_api_key")
+
+    def check(self, request: Request) -> None:
+        """Raises RequestError for a wrong key, a server that closes, or one that is full."""
+        self.check_key(request)
+        if self.draining:
+            raise RequestError("the server is shutting down; ask again later", status=503)
+        if self.engine.load()[1] >= self.max_waiting:
+            raise RequestError(f"expected at most {self.max_waiting} waiting requests, found as many; ask again later", status=429,
+                               code="rate_limit_exceeded")
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The body; raises RequestError with status 413 beyond `limit` bytes."""
+    data, seen = bytearray(), 0
+    too_large = int(request.headers.get("content-length") or 0) > limit
+    async for chunk in request.stream():
+        seen += len(chunk)
+        too_large = too_large or seen > limit
+        if not too_large:
+            data += chunk
+        elif seen > _DRAIN * limit:
+            break
+    if too_large:
+        raise RequestError(f"expected a request of at most {limit:,} bytes, found more; send smaller pictures, or start the server "
+                           "with a larger --max-body-mib", status=413, code="request_too_large")
+    return bytes(data)
+
+
+def _read(body: bytes, door: Door) -> Asked:
+    try:
+        return read_chat(json.loads(body), door.defaults)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"expected a JSON body, found something else ({error})") from error
+
+
+class _Exchange:
+    """One request from its files to its last event; leaving it gives its place in the engine and its files back."""
+
+    def __init__(self, door: Door, request: Request, asked: Asked, folder: str) -> None:
+        self.door, self._request, self.asked = door, request, asked
+        self.answer = Answer(asked, door.defaults.model)
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._loop, self._folder = asyncio.get_running_loop(), folder
+        self._job: Job | None = None
+        self._looked = time.monotonic()
+
+    async def begin(self) -> None:
+        """Bring the media into files and ask the engine; returns when it accepted the prompt. Raises RequestError."""
+        paths = await run_in_threadpool(
+            lambda: [(m.kind, file_of(m, Path(self._folder), self.door.rules)) for m in self.asked.media])
+        self._job = Job(self.asked, tuple(p for kind, p in paths if kind == "image"),
+                        tuple(p for kind, p in paths if kind == "video"), self._give)
+        self.door.engine.submit(self._job)
+        event = await self._next()
+        assert isinstance(event, Accepted)
+        self.answer.prompt_tokens = event.prompt_tokens
+
+    def _give(self, event: Event) -> None:
+        if not self._loop.is_closed():  # else the server was ended at once, and nobody waits
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def _next(self) -> Event:
+        """The next event; raises RequestError for a failure and ClientDisconnect when nobody listens any more."""
+        while True:
+            if time.monotonic() - self._looked > _POLL_S:  # also while events come all the time
+                self._looked = time.monotonic()
+                if await self._request.is_disconnected():
+                    raise ClientDisconnect()
+            try:
+                event = await asyncio.wait_for(self._events.get(), _POLL_S)
+            except asyncio.TimeoutError:
+                continue
+            if isinstance(event, Failed):
+                raise event.error
+            return event
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Pieces of all choices until the last one ended."""
+        while True:
+            piece = await self._next()
+            assert isinstance(piece, Piece)
+            ended = self.answer.add(piece)
+            yield piece
+            if ended:
+                return
+
+    def end(self) -> None:
+        """Give the place in the engine back."""
+        self.door.written_tokens += self.answer.completion_tokens
+        if self._job is not None:
+            self._job.cancelled = True
+            self.door.engine.nudge()
+
+
+def _routes(door: Door) -> list[Route]:
+    async def chat(request: Request) -> Response:
+        door.check(request)
+        door.open_requests += 1
+        folder = tempfile.TemporaryDirectory(prefix="mmrl-serve-")
+        exchange: _Exchange | None = None
+
+        def end() -> None:
+            if exchange is not None:
+                exchange.end()
+            folder.cleanup()
+            door.open_requests -= 1
+
+        streams = False
+        try:
+            body = await _body(request, door.max_body_bytes)
+            asked = await run_in_threadpool(_read, body, door)
+            del body
+            exchange = _Exchange(door, request, asked, folder.name)
+            await exchange.begin()
+            if asked.stream:
+                streams = True
+                return _Events(exchange, end)
+            async for _ in exchange.pieces():
+                pass
+            return JSONResponse(exchange.answer.completion())
+        finally:
+            if not streams:
+                end()
+
+    async def models(request: Request) -> Response:
+        door.check_key(request)
+        card = {"id": door.defaults.model, "object": "model", "created": _STARTED, "owned_by": "mmrl",
+                "max_model_len": door.engine.context}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def health(request: Request) -> Response:
+        running, waiting = door.engine.load()
+        state = {"status": "draining" if door.draining else "ok", "model": door.defaults.model, "running": running,
+                 "waiting": waiting}
+        return JSONResponse(state, 503 if door.draining else 200)
+
+    async def metrics(request: Request) -> Response:
+        return PlainTextResponse(_metrics(door), media_type="text/plain; version=0.0.4")
+
+    return [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models), Route("/health", health),
+            Route("/metrics", metrics)]
+
+
+_STARTED = int(time.time())
+
+
+class _Events(StreamingResponse):
+    """Server-sent events. The place in the engine is given back however sending ends, also when it never began."""
+
+    def __init__(self, exchange: _Exchange, end: Callable[[], None]) -> None:
+        super().__init__(_stream(exchange), media_type="text/event-stream",
+                         headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._end = end
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+async def _stream(exchange: _Exchange) -> AsyncIterator[str]:
+    """An error after the first event is an event of its own."""
+    try:
+        async for piece in exchange.pieces():
+            yield _event(exchange.answer.chunk(piece))
+        if exchange.asked.include_usage:
+            yield _event(exchange.answer.usage_chunk())
+        yield "data: [DONE]\n\n"
+    except RequestError as error:
+        yield _event(error.body())
+    except ClientDisconnect:
+        return
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def _metrics(door: Door) -> str:
+    """Prometheus' text format."""
+    running, waiting = door.engine.load()
+    rows = [("mmrl_serve_choices_running", "gauge", "", running), ("mmrl_serve_requests_waiting", "gauge", "", waiting),
+            *(("mmrl_serve_responses_total", "counter", f'{{status="{status}"}}', n)
+              for status, n in sorted(door.answered.items())),
+            ("mmrl_serve_prompt_tokens_total", "counter", "", door.engine.counts["prompt_tokens"]),
+            ("mmrl_serve_completion_tokens_total", "counter", "", door.written_tokens),
+            ("mmrl_serve_prefills_total", "counter", "", door.engine.counts["prefills"])]
+    lines: list[str] = []
+    for name, kind, labels, value in rows:
+        if f"# TYPE {name} {kind}" not in lines:
+            lines.append(f"# TYPE {name} {kind}")
+        lines.append(f"{name}{labels} {value}")
+    return "\n".join(lines) + "\n"
+
+
+class _Count:
+    """Counts statuses of responses (ASGI middleware)."""
+
+    def __init__(self, app: Any, door: Door) -> None:
+        self.app, self.door = app, door
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def counted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self.door.answered[message["status"]] += 1
+            await send(message)
+
+        await self.app(scope, receive, counted)
+
+
+def application(door: Door) -> Any:
+    """The ASGI application."""
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestError)
+        return JSONResponse(error.body(), error.status)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it; the number is nginx's
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        words = (f"{request.method} {request.url.path}: {error.detail}; expected POST /v1/chat/completions or GET /v1/models, "
+                 "/health, /metrics")
+        return JSONResponse(RequestError(words, status=error.status_code).body(), error.status_code)
+
+    async def fault(request: Request, error: Exception) -> Response:
+        return JSONResponse(RequestError(f"the server failed ({type(error).__name__}); its log says more", status=500).body(), 500)
+
+    app = Starlette(routes=_routes(door), exception_handlers={
+        RequestError: refused, ClientDisconnect: gone, HTTPException: unknown, Exception: fault})
+    return _Count(app, door)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: clients are refused until the model is there. Raises ConfigError."""
+    sock = None
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, number)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise ConfigError(f"expected a free address for --host {host} --port {port}, found none ({error}); choose another port, 0 "
+                          "for any") from error
+    return sock
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that drains: see the module's text."""
+
+    def __init__(self, config: uvicorn.Config, door: Door, grace_s: float, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._door, self._grace_s, self._ready = door, grace_s, ready
+        self._draining: asyncio.Task[None] | None = None
+        self._events: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._events = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._door.draining or self._events is None:
+            self.force_exit = self.should_exit = True
+            return
+        self._door.draining = True
+        self._events.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        async def wait() -> None:
+            ends = time.monotonic() + self._grace_s
+            while self._door.open_requests and time.monotonic() < ends:
+                await asyncio.sleep(0.05)
+            await asyncio.to_thread(self._door.engine.stop)
+            self.should_exit = True
+
+        self._draining = asyncio.ensure_future(wait())
+
+
+def serve(door: Door, sock: socket.socket, *, grace_s: float, ready: Callable[[], None]) -> None:
+    """Answer until a signal ends the server; `ready` is called when it listens."""
+    config = uvicorn.Config(application(door), log_level="warning", access_log=False, lifespan="off", server_header=False,
+                            timeout_graceful_shutdown=5, h11_max_incomplete_event_size=1 << 20)
+    door.engine.start()
+    try:
+        _Server(config, door, grace_s, ready).run(sockets=[sock])
+    finally:
+        door.engine.stop()

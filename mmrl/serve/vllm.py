@@ -1,0 +1,83 @@
+"""Hands a checkpoint to vLLM's own OpenAI-compatible server, with the prompts and limits it was trained with.
+
+What vLLM cannot take over: it samples and decodes frames with its own code, holds a whole clip to the pixel limits of one picture
+(data.max_pixels, where set), and does not ban media tokens. For the numbers of `mmrl eval` on clips, take --engine own.
+"""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl.config import RunConfig
+from mmrl.policy.encode import picture_options
+from mmrl.policy.loading import template_for
+
+if TYPE_CHECKING:
+    from mmrl.cli.serving import ServeOptions
+
+__all__ = ["run_vllm", "system_template", "vllm_command"]
+
+_ANSWER_ROOM = 4096  # tokens that suites may ask for beyond the longest prompt
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def system_template(chat_template: str, system: str) -> str:
+    """A chat template that begins conversations without a system message with `system`, as the run's prompts did."""
+    if not system:
+        return chat_template
+    message = "[{'role': 'system', 'content': [{'type': 'text', 'text': " + json.dumps(system) + "}]}]"
+    return ("{%- if messages[0]['role'] != 'system' -%}{%- set messages = " + message + " + messages -%}{%- endif -%}\n"
+            + chat_template)
+
+
+def vllm_command(settings: RunConfig, options: ServeOptions, processor: Any, hf_config: Any, template_file: Path) -> list[str]:
+    """The program and its arguments. The module is called rather than the `vllm` script, which CPU wheels lack."""
+    m, d, r = settings.model, settings.data, settings.rollout
+    max_tokens = options.max_tokens or r.max_new_tokens
+    context = int(getattr(hf_config, "text_config", hf_config).max_position_embeddings)
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", m.path, "--host", options.host,
+               "--port", str(options.port), "--served-model-name", options.name or m.path,
+               "--max-model-len", str(min(context, m.max_prompt_tokens + max(_ANSWER_ROOM, max_tokens))),
+               "--dtype", _DTYPES.get(m.dtype) or _auto_dtype(), "--limit-mm-per-prompt", json.dumps({"image": 64, "video": 8}),
+               "--chat-template", str(template_file), "--chat-template-content-format", "openai", "--generation-config", "vllm",
+               "--override-generation-config", json.dumps({"temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k or -1,
+                                                           "max_new_tokens": max_tokens}),
+               "--media-io-kwargs", json.dumps({"video": _frames(d.video)})]
+    if bounds := picture_options(processor, d.min_pixels, d.max_pixels):
+        command += ["--mm-processor-kwargs", json.dumps(bounds)]
+    if options.media_root is not None:
+        command += ["--allowed-local-media-path", str(options.media_root.resolve())]
+    if not options.allow_remote_media:  # vLLM fetches from everywhere unless told from where; no host has this name (RFC 2606)
+        command += ["--allowed-media-domains", "none.invalid"]
+    return command
+
+
+def _auto_dtype() -> str:
+    """What mmrl computes in: bf16 where the GPU has it. Left to itself vLLM would round fp32 weights to fp16 or bf16."""
+    import torch
+
+    return "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+
+
+def _frames(video: Any) -> dict[str, float]:
+    if video.kind == "uniform":
+        return {"num_frames": video.num_frames}
+    return {"num_frames": video.max_frames, "fps": video.fps}
+
+
+def run_vllm(settings: RunConfig, options: ServeOptions) -> None:
+    """Become vLLM's server; does not return. The key goes through the environment, where other users cannot read it."""
+    from transformers import AutoConfig, AutoProcessor
+
+    hf_config = AutoConfig.from_pretrained(settings.model.path)
+    processor = AutoProcessor.from_pretrained(settings.model.path)
+    template_file = Path(tempfile.mkdtemp(prefix="mmrl-vllm-")) / "chat_template.jinja"
+    system = template_for(hf_config.model_type, settings.model).system
+    template_file.write_text(system_template(processor.chat_template, system), encoding="utf-8")
+    command = vllm_command(settings, options, processor, hf_config, template_file)
+    sys.stdout.flush()
+    os.execve(command[0], command, {**os.environ, **({"VLLM_API_KEY": options.api_key} if options.api_key else {})})
