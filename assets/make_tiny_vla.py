@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m assets.make_tiny_vla tiny          # minutes: demonstrations, then cloning
     OMP_NUM_THREADS=1 python -m assets.make_tiny_vla maniskill     # half an hour: 900 episodes are rendered in software
+    OMP_NUM_THREADS=1 python -m assets.make_tiny_vla pull          # the same for PullCube-v1, into assets/tiny_vla_pull
 
-Both start from assets/tiny_vlm, which can find coloured shapes, and follow the `demos` section of configs/robot_tiny.yaml and
+All start from assets/tiny_vlm, which can find coloured shapes, and follow the `demos` section of configs/robot_tiny.yaml and
 configs/maniskill_tiny.yaml. The weights are stored in bf16; make_tiny_vla.json in the folder says how they came about.
 """
 from __future__ import annotations
@@ -16,7 +17,11 @@ from pathlib import Path
 from mmrl.runlog import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPES = {"tiny": ("robot_tiny", "tiny_vla"), "maniskill": ("maniskill_tiny", "tiny_vla_maniskill")}
+RECIPES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "tiny": ("robot_tiny", "tiny_vla", ("env.options={discs: 1, apart: [0.9, 1.1], tolerance: 0.15}",)),  # nearer discs, too
+    "maniskill": ("maniskill_tiny", "tiny_vla_maniskill", ()),
+    "pull": ("maniskill_tiny", "tiny_vla_pull", ("env.tasks=[PullCube-v1]", "vla.prompt=pull"))}
+"""Suite -> recipe of configs/, folder of assets/, and what is changed in the recipe."""
 
 
 def main() -> None:
@@ -25,17 +30,17 @@ def main() -> None:
     parser.add_argument("suite", choices=tuple(RECIPES))
     parser.add_argument("--out", type=Path, help="default: the folder in assets/")
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # overrides may follow options
     import torch
 
     from robotics.config import load_embodied
     from robotics.load import load_vla
-    from robotics.warmstart import warm_start
+    from robotics.warmstart import save_policy, warm_start
 
     torch.set_num_threads(1)
-    recipe, name = RECIPES[options.suite]
+    recipe, name, changes = RECIPES[options.suite]
     config = load_embodied(ROOT / "configs" / f"{recipe}.yaml",
-                           [f"model.path={ROOT / 'assets' / 'tiny_vlm'}", f"name={name}", *options.overrides])
+                           [f"model.path={ROOT / 'assets' / 'tiny_vlm'}", f"name={name}", *changes, *options.overrides])
     torch.manual_seed(config.seed)
     began = time.time()
     vla, last = warm_start(
@@ -44,7 +49,8 @@ def main() -> None:
     out = options.out or ROOT / "assets" / name
     shutil.rmtree(out, ignore_errors=True)
     vla.core.model.to(torch.bfloat16)
-    vla.save(out)
+    save_policy(vla, config, out)
+    shutil.rmtree(out / "trainer")  # the configuration, with paths of this machine
     vla = load_vla(config.model_copy(update={"model": config.model.model_copy(update={"path": str(out)})}))  # it can be read
     write_json(out / "make_tiny_vla.json", {
         "command": f"python -m assets.make_tiny_vla {options.suite} {' '.join(options.overrides)}".strip(),

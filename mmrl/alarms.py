@@ -2,7 +2,8 @@
 
 non_finite, entropy_collapse, reward_stuck (parsing works but nothing is ever right, in the whole step or in one data source:
 usually a wrong coordinate frame), logprob_gap (sampler and trainer disagree), prompts_failed (no prompt of a step could be
-read), checkpoint_failed. Each fires once until it has cleared again; reward_stuck once per source.
+read), task_failed (simulators: no episode of a task has finished for alarms.zero_reward_steps steps), checkpoint_failed. Each fires
+once until it has cleared again; reward_stuck once per source, task_failed once per task.
 """
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ class AlarmBoard:
         self._zero_by_source: dict[str, int] = {}
         self._active: set[str] = set()
         self._stuck: set[str] = set()  # sources whose alarm has been raised
+        self._failed_by_task: dict[str, int] = {}  # steps in a row in which no episode of it finished
 
     def check(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
         """Alarms newly raised by this step's metrics."""
@@ -58,14 +60,29 @@ class AlarmBoard:
         asked = row.get("train/groups/asked")
         if asked and row.get("train/groups/failed") == asked:
             found["prompts_failed"] = Alarm(
-                step, "prompts_failed", f"none of the {asked} prompts of this step could be read, nothing was trained: "
-                "failures.jsonl says why; check paths (image_root) and files", "error")
+                step, "prompts_failed", f"none of the {asked:g} prompts or initial states of this step could be used, nothing was "
+                "trained: failures.jsonl says why; check paths (image_root) and files, or the simulators", "error")
         new = [alarm for name, alarm in found.items() if name not in self._active]
         if not any(alarm.name == "reward_stuck" for alarm in new):  # the whole step's alarm has just named its sources
             new += [Alarm(step, "reward_stuck", _stuck_message(row, f"train/{s}", [s], self._zero_by_source[s]))
                     for s in stuck if s not in self._stuck]
         self._active, self._stuck = set(found), set(stuck)
-        return new
+        return new + self._dead_tasks(step, row)
+
+    def _dead_tasks(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
+        """Count this step for each task of which it played episodes; an alarm for those that have just failed for too long."""
+        raised = []
+        for name, share in row.items():
+            if not name.startswith("train/") or not name.endswith("/failed") or name == "train/groups/failed" or share is None:
+                continue
+            task = name[len("train/"):-len("/failed")]
+            steps = self._failed_by_task[task] = self._failed_by_task.get(task, 0) + 1 if share >= 1 else 0
+            if steps == self.config.zero_reward_steps:
+                raised.append(Alarm(
+                    step, "task_failed", f"no episode of task '{task}' has finished for {steps} steps, each was tried as often as "
+                    "env.retries allows: nothing is learned of it and its retries cost time; failures.jsonl says why; mend its "
+                    "simulator, or take it out of env.tasks", "error"))
+        return raised
 
     def _count_zero_steps(self, row: Mapping[str, Any]) -> list[str]:
         """Count this step for the whole run and for each source in it; returns the sources that are stuck.
@@ -87,22 +104,28 @@ class AlarmBoard:
     def state_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {"zero_steps": self._zero_steps, "zero_by_source": dict(self._zero_by_source), "active": sorted(self._active),
-                "stuck": sorted(self._stuck)}
+                "stuck": sorted(self._stuck), "failed_by_task": dict(self._failed_by_task)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`; checkpoints written before sources were counted start those counts at 0."""
         self._zero_steps, self._active = state["zero_steps"], set(state["active"])
         self._zero_by_source, self._stuck = dict(state.get("zero_by_source", {})), set(state.get("stuck", ()))
+        self._failed_by_task = dict(state.get("failed_by_task", {}))
 
 
 def _scores_nothing(row: Mapping[str, Any], where: str) -> bool:
     """Answers parse but are all wrong, among the metrics below `where` ('train' or 'train/SOURCE')."""
-    parse, accuracy = row.get(f"{where}/parse_rate"), row.get(f"{where}/reward/part/accuracy", row.get(f"{where}/reward/mean"))
+    parse = row.get(f"{where}/parse_rate")
+    names = ("reward/part/accuracy", "reward/mean", "accuracy")  # the last: episodes of a robot that succeeded
+    accuracy = next((row[f"{where}/{name}"] for name in names if row.get(f"{where}/{name}") is not None), None)
     return parse is not None and accuracy is not None and parse > 0.8 and accuracy < 0.01
 
 
 def _stuck_message(row: Mapping[str, Any], where: str, sources: Sequence[str], steps: int) -> str:
     """What is stuck, for how long, and where to look."""
+    if f"{where}/episodes" in row:
+        return (f"episodes finish, but none has succeeded for {steps} steps: GRPO learns nothing from that. Judge the warm start "
+                "with `mmrl eval`, give it more time (env.horizon), or rewards on the way (rl.reward: shaped)")
     shown = ", ".join(f"'{s}'" for s in sources[:5]) + (f" and {len(sources) - 5} more" if len(sources) > 5 else "")
     whose = f" of source{'s' if len(sources) > 1 else ''} {shown}" if sources else ""
     parse, outside = row.get(f"{where}/parse_rate"), row.get(f"{where}/outside_image")

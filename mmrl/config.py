@@ -181,7 +181,7 @@ class AlarmConfig(_Section):
 
     logprob_gap: float = Field(0.05, gt=0)  # mean |sampler - trainer| log-prob per token
     entropy_floor: float = Field(0.005, ge=0)  # nats per token
-    zero_reward_steps: int = Field(5, ge=1)  # steps in a row with accuracy ~0 while parsing works; also counted per source
+    zero_reward_steps: int = Field(5, ge=1)  # steps in a row with accuracy ~0 but parsing, or no episode finished; also per source
     stop: list[Literal["non_finite", "logprob_gap", "entropy_collapse", "reward_stuck"]] = ["non_finite"]
 
 
@@ -363,8 +363,9 @@ def _explain(error: ValidationError, origin: str, kind: type[BaseModel]) -> str:
         if item["type"] == "extra_forbidden":
             known = _known_keys(kind, item["loc"][:-1])
             lines.append(f"  unknown key '{where}'.{did_you_mean(str(item['loc'][-1]), known)} Known here: {', '.join(known)}")
-        else:
-            lines.append(f"  {where or 'config'}: {item['msg']}, found {item['input']!r}"[:500])
+        else:  # what a rule of a whole section says names its values: the section itself is no use
+            whole = isinstance(item["input"], dict) and item["type"] in ("value_error", "missing")
+            lines.append(f"  {where or 'config'}: {item['msg']}" + ("" if whole else f", found {item['input']!r}"[:300]))
     return f"{origin}: {len(lines)} problem(s) in the configuration\n" + "\n".join(lines)
 
 
@@ -394,4 +395,5 @@ def load_config_as(kind: type[C], path: str | Path | None = None, overrides: lis
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, str(path or "configuration"), kind)) from error
+        origin = str(path or "configuration") + (" with the overrides" if path is not None and overrides else "")
+        raise ConfigError(_explain(error, origin, kind)) from error

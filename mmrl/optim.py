@@ -2,14 +2,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from mmrl.algorithms import gradient_scale
 from mmrl.config import OptimConfig
+from mmrl.errors import NonFiniteError
 
-__all__ = ["build_optimizer", "learning_rate", "reduce_and_scale", "set_learning_rate"]
+__all__ = ["build_optimizer", "learning_rate", "reduce_and_scale", "set_learning_rate", "take_step"]
 
 
 def build_optimizer(parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
@@ -71,3 +72,23 @@ def _buckets(tensors: Sequence[torch.Tensor], limit: int = 1 << 24) -> Iterator[
         size += tensor.numel()
     if bucket:
         yield bucket
+
+
+def take_step(optimizer: torch.optim.Optimizer, parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig,
+              denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
+              world_size: int = 1) -> tuple[float, float]:
+    """Scale the gradients summed so far (see `reduce_and_scale`), clip them, and take optimizer step number `update` (from 0) at
+    its learning rate; returns (gradient norm before clipping, learning rate).
+
+    Without anything in the loss (denominator 0) the weights stay: AdamW would still move them by its momentum. Raises
+    NonFiniteError with the text of `failure(norm)`.
+    """
+    reduce_and_scale(parameters, denominator, world_size)
+    norm = torch.nn.utils.clip_grad_norm_([p for _, p in parameters], config.max_grad_norm)
+    if not torch.isfinite(norm):
+        raise NonFiniteError(failure(float(norm)))
+    rate = learning_rate(config, update, total_updates)
+    set_learning_rate(optimizer, rate)
+    if denominator > 0:
+        optimizer.step()
+    return float(norm), rate

@@ -211,33 +211,35 @@ class IteratorSource(Generic[G]):
 
 @dataclass
 class _Step(Generic[G]):
-    """The places of an open step, and which of their groups may be added by now."""
+    """The places of an open step, and which of their groups may be added by now. Groups that were handed on are not kept: they
+    hold prompts with their pictures."""
 
     places: int
     hold: Literal["nothing", "turn", "all"]
-    closed: dict[int, Closed[G]] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)  # closed places not handed on yet, in order of arrival
+    versions: dict[int, int | None] = field(default_factory=dict)  # of every place that closed; None: without a group
+    waiting: dict[int, Closed[G]] = field(default_factory=dict)  # not handed on yet, in order of arrival
     stale: int = 0
     drained_at: float | None = None
 
     def close(self, closed: Closed[G]) -> None:
-        assert 0 <= closed.place < self.places and closed.place not in self.closed, f"{closed} closed twice or never opened"
-        self.closed[closed.place] = closed
-        self.waiting.append(closed.place)
+        place = closed.place
+        assert 0 <= place < self.places and place not in self.versions, f"{closed} closed twice or never opened"
+        self.versions[place] = None if closed.group is None else closed.version
+        self.waiting[place] = closed
 
     @property
     def complete(self) -> bool:
-        return len(self.closed) == self.places
+        return len(self.versions) == self.places
 
     def take(self) -> list[Closed[G]]:
         """Places to hand on now, each once."""
-        due = self.waiting
+        due = list(self.waiting)
         if self.hold != "nothing":
-            due = sorted(due)
-            done = self.places if self.hold == "all" else next((p for p in range(self.places) if p not in self.closed), self.places)
+            due.sort()
+            gap = next((p for p in range(self.places) if p not in self.versions), self.places)
+            done = self.places if self.hold == "all" else gap
             due = [p for p in due if p < done] if self.hold == "turn" or self.complete else []
-        self.waiting = [p for p in self.waiting if p not in set(due)]
-        return [self.closed[p] for p in due]
+        return [self.waiting.pop(p) for p in due]
 
 
 class Pipeline(Generic[G, R]):
@@ -309,9 +311,10 @@ class Pipeline(Generic[G, R]):
         due = state.take()
         with self.timeline.span("train", "train", step=step):
             self.learner.begin(step)
-            for closed in due:
-                if closed.group is not None:
-                    self.learner.add(closed.group)
+            while due:
+                if (group := due.pop(0).group) is not None:
+                    self.learner.add(group)
+            group = None
             result = self.learner.finish()
         return self._outcome(step, result, began)
 
@@ -325,9 +328,7 @@ class Pipeline(Generic[G, R]):
             trainer.check()
             self._open_up_to(min(step + self.settings.staleness, self.last_step))
             state = self._open[step]
-            for closed in state.take():
-                if closed.group is not None:
-                    trainer.put(_call(self.learner.add, closed.group), "add", step, closed.place)
+            self._hand_on(trainer, state, step)
             if state.complete and not asked:
                 asked, state.drained_at = True, time.monotonic()
                 trainer.put(self.learner.finish, "finish", step)
@@ -337,6 +338,11 @@ class Pipeline(Generic[G, R]):
                 trainer.wait(step)
             else:
                 self._advance(step)
+
+    def _hand_on(self, trainer: TrainingThread[R], state: _Step[G], step: int) -> None:
+        for closed in state.take():
+            if closed.group is not None:
+                trainer.put(_call(self.learner.add, closed.group), "add", step, closed.place)
 
     def _open_up_to(self, step: int) -> None:
         while self._opened < step:
@@ -358,7 +364,7 @@ class Pipeline(Generic[G, R]):
             self.timeline.count("environments at work", running)
             self._take(self.source.poll(0.0 if batch is not None else _POLL_S))
         elif batch is None:
-            missing = {s: state.places - len(state.closed) for s, state in self._open.items() if not state.complete}
+            missing = {s: state.places - len(state.versions) for s, state in self._open.items() if not state.complete}
             raise MMRLError(f"the source of groups has nothing under way, but places are open ({missing} by step): it lost them; "
                             "this is a defect of the source")
 
@@ -384,9 +390,9 @@ class Pipeline(Generic[G, R]):
 
     def _outcome(self, step: int, result: R, began: float) -> Outcome[R]:
         state, now = self._open[step], time.monotonic()
-        kept = [c for c in state.closed.values() if c.group is not None]
+        kept = [version for version in state.versions.values() if version is not None]
         return Outcome(step, result, len(kept), state.places - len(kept), state.stale, now - began,
-                       now - state.drained_at if state.drained_at else 0.0, max((step - 1 - c.version for c in kept), default=0))
+                       now - state.drained_at if state.drained_at else 0.0, max((step - 1 - v for v in kept), default=0))
 
 
 def _call(function: Callable[[G], None], group: G) -> Callable[[], None]:

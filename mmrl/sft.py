@@ -15,8 +15,8 @@ import torch
 
 from mmrl.config import RunConfig
 from mmrl.data import PromptStream, load_sources, prompt_stream
-from mmrl.errors import DataError, MediaError, NonFiniteError
-from mmrl.optim import build_optimizer, learning_rate, reduce_and_scale, set_learning_rate
+from mmrl.errors import DataError, MediaError
+from mmrl.optim import build_optimizer, take_step
 from mmrl.policy.pack import PackItem, micro_batches, pack
 from mmrl.policy.policy import Policy
 from mmrl.prefetch import prefetching
@@ -115,10 +115,6 @@ def _update(policy: Policy, optimizer: torch.optim.Optimizer, items: Sequence[Pa
         (-logp_N.sum()).backward()
         loss -= float(logp_N.detach().sum())
         tokens += logp_N.numel()
-    reduce_and_scale(parameters, tokens)
-    norm = torch.nn.utils.clip_grad_norm_([p for _, p in parameters], config.optim.max_grad_norm)
-    if not torch.isfinite(norm):
-        raise NonFiniteError(f"step {step}: the gradient norm is {float(norm)}; lower optim.lr (now {config.optim.lr})")
-    set_learning_rate(optimizer, learning_rate(config.optim, step - 1, config.train.steps))
-    optimizer.step()
-    return {"loss": loss / tokens, "grad_norm": float(norm), "tokens": tokens}
+    norm, _ = take_step(optimizer, parameters, config.optim, tokens, step - 1, config.train.steps,
+                        lambda norm: f"step {step}: the gradient norm is {norm}; lower optim.lr (now {config.optim.lr})")
+    return {"loss": loss / tokens, "grad_norm": norm, "tokens": tokens}

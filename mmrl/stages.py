@@ -6,12 +6,15 @@
     stages.due()                        # [3]: all of its stage that work have answered, so the policy may answer them
 
 A stage is a block of neighbouring slots. It is due when none of its slots is at work, so that its observations go
-through the policy in one batch; a slow environment holds up its own stage only. Among several the one whose oldest
-observation waits longest comes first, so none starves. S = 1 is lock-step: environments and policy alternate.
+through the policy in one batch; a slow environment holds up its own stage only. Among several the one that works for the
+earliest group comes first (`rank`), so that the step to be trained is not held up by a later one. Without ranks, or with equal
+ones, it is the one whose oldest observation waits longest. None starves: earlier groups end. S = 1 is lock-step: environments
+and policy alternate.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mmrl.errors import ConfigError
 
@@ -63,9 +66,11 @@ class Stages:
         """Slots whose environment works."""
         return sum(map(len, self._at_work))
 
-    def due(self) -> Sequence[int]:
-        """Slots the policy is to answer now, all of one stage, in order; empty while every stage is at work or idle."""
+    def due(self, rank: Callable[[int], Any] | None = None) -> Sequence[int]:
+        """Slots the policy is to answer now, all of one stage, in order; empty while every stage is at work or idle. `rank` of a
+        slot orders its episodes' groups, earlier first."""
         ready = [s for s, answered in enumerate(self._answered) if answered and not self._at_work[s]]
         if not ready:
             return []
-        return sorted(self._answered[min(ready, key=lambda s: min(self._answered[s].values()))])
+        return sorted(self._answered[min(ready, key=lambda s: min((rank(slot) if rank else 0, time)
+                                                                  for slot, time in self._answered[s].items()))])

@@ -128,9 +128,8 @@ def _explain(name: str, error: ValidationError) -> Iterable[str]:
             yield f"suite '{name}': {where or 'it'}: {item['msg']}, found {item['input']!r}"[:300]
 
 
-def load_suites(path: str | Path | None = None) -> SuiteBook:
-    """Read a suites file (default: configs/suites.yaml). Raises ConfigError naming every problem in it."""
-    file = Path(path) if path is not None else default_suites_file()
+def suites_tree(file: Path) -> dict[str, Any]:
+    """The mapping in a suites file, which has suites. Raises ConfigError."""
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -139,7 +138,14 @@ def load_suites(path: str | Path | None = None) -> SuiteBook:
         raise ConfigError(f"{file}: expected YAML in UTF-8, found another content: {error}") from error
     if not isinstance(tree, dict) or not isinstance(tree.get("suites"), dict) or not tree["suites"]:
         raise ConfigError(f"{file}: expected a mapping 'suites' of names to suites, found "
-                          f"{sorted(tree) if isinstance(tree, dict) else type(tree).__name__}")
+                          f"{sorted(map(str, tree)) if isinstance(tree, dict) else type(tree).__name__}")
+    return tree
+
+
+def load_suites(path: str | Path | None = None) -> SuiteBook:
+    """Read a suites file (default: configs/suites.yaml). Raises ConfigError naming every problem in it."""
+    file = Path(path) if path is not None else default_suites_file()
+    tree = suites_tree(file)
     suites: dict[str, Suite] = {}
     problems = [f"unknown key '{key}'.{did_you_mean(key, ('suites', 'groups'))} Known here: suites, groups, and names that "
                 "begin with a dot for shared parts" for key in map(str, tree)

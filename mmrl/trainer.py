@@ -3,8 +3,10 @@
     Trainer(load_config("configs/grounding.yaml")).fit()
 
 A run killed at any moment and resumed equals the uninterrupted run bit for bit (one CPU process): noise and order are
-functions of the seed and the step, and everything else is in the checkpoint. Only async runs differ: after a resume, the
-groups that had been rolled out ahead are rolled out with newer weights.
+functions of the seed and the step, and everything else is in the checkpoint. Two kinds of runs differ. Async: after a resume,
+the groups that had been rolled out ahead are rolled out with newer weights. Pipelined embodied runs with schedule.order
+arrival: gradients are summed in the order in which simulators happen to answer, so any two such runs agree to rounding only,
+killed or not; schedule.order key is bit for bit.
 """
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,7 +26,7 @@ from mmrl.errors import CheckpointError, ConfigError, MMRLError, NonFiniteError,
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.optim import build_optimizer
-from mmrl.pipeline import IteratorSource, Outcome, Pipeline, PipelineSettings
+from mmrl.pipeline import GroupSource, IteratorSource, Outcome, Pipeline, PipelineSettings
 from mmrl.policy.loading import load_policy
 from mmrl.prefetch import prefetching
 from mmrl.rollout import PrefillOnceEngine
@@ -33,11 +35,12 @@ from mmrl.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_setti
 from mmrl.scoring import Scorer
 from mmrl.timeline import Timeline
 from mmrl.trackers import Trackers
-from mmrl.types import Group
 from mmrl.update import Updater, UpdateResult
 from mmrl.world import World
 
 __all__ = ["Trainer"]
+
+G = TypeVar("G")
 
 
 class Trainer:
@@ -112,16 +115,17 @@ class Trainer:
             self.timeline = self.schedule.timeline = Timeline({"infer": 1, "reward": 1, "train": 1})
             with ExitStack() as stack:
                 if self.config.schedule.kind != "serial":
-                    self.pipeline = stack.enter_context(self._pipeline())
+                    source = IteratorSource(self.schedule.groups, self.config.train.prompts_per_step, GroupPlaces())
+                    self.pipeline = stack.enter_context(self._pipeline(source))
                     self.schedule.exclusive = self.pipeline.exclusive
                 yield
 
-    def _pipeline(self) -> Pipeline[Group, UpdateResult]:
-        """The executor of pipelined and async runs."""
-        s, train = self.config.schedule, self.config.train
+    def _pipeline(self, source: GroupSource[G]) -> Pipeline[G, Any]:
+        """The executor of the run's schedule over `source`."""
+        s = self.config.schedule
         settings = PipelineSettings(schedule=s.kind, order=s.order, staleness=s.staleness if s.kind == "async" else 0)
-        source = IteratorSource(self.schedule.groups, train.prompts_per_step, GroupPlaces())
-        return Pipeline(source, self.updater, settings, last_step=train.steps, version=self.start_step, timeline=self.timeline)
+        return Pipeline(source, self.updater, settings, last_step=self.config.train.steps, version=self.start_step,
+                        timeline=self.timeline)
 
     def fit(self) -> dict[str, Any]:
         """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do."""
@@ -165,9 +169,13 @@ class Trainer:
             rejected = write_rejected(sources, self.folder.path / "rejected.jsonl")
             skipped = write_skipped(sources, self.folder.path / "skipped.json")
             self.on_event("start", {"step": step, "config": self.config, "rejected": rejected, "skipped": skipped,
-                                    "folder": self.folder.path,
+                                    "folder": self.folder.path, "notes": self._started(),
                                     "trainable": sum(p.numel() for _, p in self.policy.trainable())})
         self.world.barrier()
+
+    def _started(self) -> list[str]:
+        """Further lines to say when the run starts."""
+        return []
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside weights, optimizer and alarms; JSON values."""

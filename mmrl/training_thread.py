@@ -127,6 +127,7 @@ class TrainingThread(Generic[R]):
                     with self._changed:
                         self._done = step
                         self._changed.notify_all()
+                del taken, job, found  # the group of a job is let go before the next one is there
         except BaseException as error:
             with self._changed:
                 self.error = error

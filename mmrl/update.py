@@ -29,7 +29,7 @@ from mmrl.credit import Credit
 from mmrl.data import PromptStream
 from mmrl.errors import MismatchError, NonFiniteError
 from mmrl.group_rewards import usable
-from mmrl.optim import learning_rate, reduce_and_scale, set_learning_rate
+from mmrl.optim import take_step
 from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
 from mmrl.policy.policy import Policy
 from mmrl.types import Group
@@ -236,18 +236,12 @@ class Updater:
     def _apply(self, denominator: float, names: Sequence[str], result: UpdateResult) -> None:
         """One optimizer step of the gradients summed so far."""
         denominator = self.world.sum([denominator])[0]
-        reduce_and_scale(self.parameters, denominator, self.world.size)
-        norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], self.config.optim.max_grad_norm)
-        if not torch.isfinite(norm):
-            raise NonFiniteError(f"the gradient norm is {float(norm)} in optimizer step {self.updates + 1}; samples: "
-                                 f"{', '.join(names[:8])}; lower optim.lr or resume from the "
-                                 "last checkpoint")
-        result.lr = learning_rate(self.config.optim, self.updates, self.total_updates)
-        set_learning_rate(self.optimizer, result.lr)
-        if denominator > 0:  # AdamW would still move the weights by its momentum
-            self.optimizer.step()
+        norm, result.lr = take_step(
+            self.optimizer, self.parameters, self.config.optim, denominator, self.updates, self.total_updates,
+            lambda norm: f"the gradient norm is {norm} in optimizer step {self.updates + 1}; samples: {', '.join(names[:8])}; "
+                         "lower optim.lr or resume from the last checkpoint", world_size=self.world.size)
         self.updates += 1
-        result.grad_norms.append(float(norm))
+        result.grad_norms.append(norm)
         result.denominator += denominator
 
     def _compare_inputs(self, chunk: Sequence[_Work], batch: Batch) -> None:

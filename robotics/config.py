@@ -63,7 +63,8 @@ class VLAConfig(_Section):
     proprio_low: list[float] = []
     proprio_high: list[float] = []
     value_head: bool = False
-    value_hidden: int = Field(256, ge=1)
+    value_hidden: int = Field(256, ge=1)  # width of the critic
+    value_steps: int = Field(1, ge=1)  # values of a decision: 1, or with rl.level action one per action step; set when it is made
 
 
 def _cloning() -> OptimConfig:
@@ -96,24 +97,29 @@ class RLConfig(_Section):
     reward_coef: float = Field(1.0, gt=0)
     success: Literal["once", "at_end"] = "once"  # which success is paid: ever reached, or still there at the end
     length_norm: Literal["trajectory", "token"] = "trajectory"  # every trajectory weighs the same, or every token does
-    filter_low: float = Field(0.0, ge=0, le=1)  # groups with a mean success outside (low, high) are drawn again
+    # ^ ppo normalises advantages over decisions (or action steps) first, all alike; weighed by 1 / length of their trajectory their
+    # mean is then not 0 but leans towards that of short episodes; token keeps it near 0. RLinf does the same
+    filter_low: float = Field(0.0, ge=0, le=1)  # grpo: groups with a mean success outside (low, high) are drawn again
     filter_high: float = Field(1.0, ge=0, le=1)
-    gamma: float = Field(0.99, gt=0, le=1)
+    level: Literal["chunk", "action"] = "chunk"  # ppo: one value and advantage per decision, or per executed action step of it
+    gamma: float = Field(0.99, gt=0, le=1)  # ppo: per decision; with level action per action step
     gae_lambda: float = Field(0.95, ge=0, le=1)
     value_coef: float = Field(0.5, ge=0)
     value_clip: float | None = Field(0.2, gt=0)
     huber_delta: float = Field(10.0, gt=0)
     value_lr: float | None = Field(None, gt=0)  # null: optim.lr
-    critic_warmup: int = Field(0, ge=0)  # steps in which only the value head learns
+    critic_warmup: int = Field(0, ge=0)  # training steps (not optimizer steps) at the start in which only the value head learns
     entropy_coef: float = Field(0.0, ge=0)
-    bootstrap: Literal["standard", "always", "never"] = "standard"  # V(final) at truncation, at every end, never
+    bootstrap: Literal["standard", "always", "never"] = "standard"  # ppo: V(final) at truncation, at every end, never
 
 
 class ScheduleConfig(_ScheduleConfig):
     """When rendering, inference and training run: kind, order, staleness, correction and threshold of mmrl.config_data, and
     stages of environments. `wave` is of prompts and stays unset here."""
 
-    stages: int = Field(2, ge=1)  # of environments: one infers while the others render (serial: 1)
+    stages: int = Field(2, ge=1)
+    """Of environments: the policy decides for one while the others render (serial: 1). Where both take about equally long, two
+    wait for each other and four do not (scripts/bench_schedule.py); more stages mean smaller inference batches."""
     timeline: int = Field(20, ge=0)  # every how many steps a timeline is written (0: never)
 
     @model_validator(mode="after")
@@ -128,6 +134,21 @@ _UNUSED = {"algorithm": ("advantage", "aggregate", "importance", "aggregation", 
            "rollout": ("top_p", "top_k", "max_new_tokens"), "data": ("train", "eval", "selection", "curriculum"),
            "reward": ("shuffle",), "eval": ("views",), "train": ("forward",)}
 """Keys of the other kind of run, by section: an embodied run refuses them rather than ignore them."""
+
+_OF_KIND: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "grpo": ("ppo judges each decision by its critic and trains on every episode that finished, whatever its group (only a group "
+             "of which none finished is replaced, up to algorithm.max_rounds states)",
+             {"rl": ("filter_low", "filter_high"), "algorithm": ("dynamic_sampling", "advantage_scale")}),
+    "ppo": ("grpo gives a whole episode one advantage, from its group, and has no critic",
+            {"rl": ("level", "gamma", "gae_lambda", "value_coef", "value_clip", "huber_delta", "value_lr", "critic_warmup",
+                    "bootstrap")})}
+"""Keys of one rl.kind: why the other has no use for them, and which, by section."""
+
+
+def _changed(section: BaseModel, key: str) -> bool:
+    """Whether `key` is set to something else than its default. A file written by a run names every key."""
+    default = type(section).model_fields[key].get_default(call_default_factory=True)
+    return key in section.model_fields_set and getattr(section, key) != default
 
 
 class EmbodiedConfig(RunConfig):
@@ -163,7 +184,17 @@ class EmbodiedConfig(RunConfig):
             raise ValueError(f"rl.filter_low ({self.rl.filter_low}) must lie below rl.filter_high ({self.rl.filter_high})")
         if self.rl.kind == "ppo" and not self.vla.value_head:
             raise ValueError("rl.kind ppo needs a critic: set vla.value_head: true")
+        self._check_kind()
         return self
+
+    def _check_kind(self) -> None:
+        """Refuse what was set and means nothing to rl.kind, rather than ignore it."""
+        for kind, (why, sections) in _OF_KIND.items():
+            wrong = [f"{name}.{key} {getattr(getattr(self, name), key)}" for name, keys in sections.items() for key in keys
+                     if _changed(getattr(self, name), key)]
+            if kind != self.rl.kind and wrong:
+                raise ValueError(f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} of rl.kind {kind}: {why}; remove "
+                                 f"{'it' if len(wrong) == 1 else 'them'} (or set the default), or set rl.kind: {kind}")
 
     @property
     def stops_at_success(self) -> bool:

@@ -1,6 +1,6 @@
 """PPO's judgement of decisions: generalised advantages from the values the critic gave during the rollout.
 
-Legend: B episodes, D decisions of all of them.
+Legend: B episodes, T decisions of an episode, V values of a decision: 1, or with rl.level action one per action step.
 """
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mmrl.algorithms import GAESettings, PPOSettings, chunk_gae, make_grid, normalise, trainable
+from mmrl.algorithms import Advantages, GAESettings, Grid, PPOSettings, chunk_gae, make_grid, normalise, trainable
+from mmrl.policy.pack import within_budget
 from robotics.config import EmbodiedConfig
 from robotics.returns import return_settings
 from robotics.rollout import EpisodeGroup
-from robotics.sft import parts_of
 from robotics.vla import VLAPolicy
 
-__all__ = ["Critique", "critique", "gae_settings", "ppo_settings"]
+__all__ = ["Critique", "critique", "gae_settings", "judge", "ppo_settings"]
+
+
+Table = dict[tuple[tuple[int, int, int], int], list[list[float]]]
 
 
 @dataclass(frozen=True)
 class Critique:
-    """By (group key, member): advantage, old value and target of each decision."""
+    """By (group key, member): advantages, old values and targets, lists of V numbers for each decision; 0 where not executed."""
 
-    advantages: dict[tuple[tuple[int, int, int], int], list[float]]
-    values: dict[tuple[tuple[int, int, int], int], list[float]]
-    returns: dict[tuple[tuple[int, int, int], int], list[float]]
+    advantages: Table
+    values: Table
+    returns: Table
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 def gae_settings(config: EmbodiedConfig) -> GAESettings:
-    """The rl section as GAE wants it: one decision is one step."""
-    return GAESettings(gamma=config.rl.gamma, lam=config.rl.gae_lambda, bootstrap=config.rl.bootstrap, level="chunk")
+    """The rl section as GAE wants it: one decision is one step, or with rl.level action each of its action steps is."""
+    return GAESettings(gamma=config.rl.gamma, lam=config.rl.gae_lambda, bootstrap=config.rl.bootstrap, level=config.rl.level)
 
 
 def ppo_settings(config: EmbodiedConfig) -> PPOSettings:
@@ -41,25 +44,36 @@ def ppo_settings(config: EmbodiedConfig) -> PPOSettings:
                        critic_warmup_steps=r.critic_warmup)
 
 
+def judge(settings: GAESettings, grid: Grid) -> tuple[Advantages, torch.Tensor]:
+    """Advantages of a grid's decisions (T, B, V), and the values (T, B, V) they were judged by."""
+    single = settings.level == "chunk"
+    values = grid.values_RBV[..., 0] if single else grid.values_RBV
+    found = chunk_gae(settings, grid.rewards_TBC, values, grid.terminated_TBC, grid.truncated_TBC,
+                      final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)
+    if single:
+        found = Advantages(found.advantages[..., None], found.returns[..., None], found.valid[..., None])
+    return found, grid.values_RBV[:-1]
+
+
 def critique(config: EmbodiedConfig, vla: VLAPolicy, groups: Sequence[EpisodeGroup]) -> Critique:
     """Judge the decisions of all episodes that may train. Raises NonFiniteError for a reward or value that is not finite."""
     episodes = [(g.request.key, e) for g in groups for e in g.episodes if trainable(e)]
     settings = gae_settings(config)
     waiting = [i for i, (_, e) in enumerate(episodes) if e.final is not None]
     finals = [e.final for _, e in episodes if e.final is not None]
-    parts = parts_of([p.length + vla.tokens_per_decision for p in finals], config.train.token_budget)
+    parts = within_budget([p.length + vla.tokens_per_decision for p in finals], config.train.token_budget)
     values = [v for part in parts for v in vla.values([finals[i] for i in part])]
     final_values = dict(zip(waiting, values, strict=True))
-    grid = make_grid([e for _, e in episodes], return_settings(config), [final_values.get(i, 0.0) for i in range(len(episodes))])
-    found = chunk_gae(settings, grid.rewards_TBC, grid.values_RB, grid.terminated_TBC, grid.truncated_TBC,
-                      final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)
-    advantages_TB = normalise(found.advantages, found.valid)
-    columns: dict[str, dict[tuple[tuple[int, int, int], int], list[float]]] = {"advantages": {}, "values": {}, "returns": {}}
+    grid = make_grid([e for _, e in episodes], return_settings(config), [final_values.get(i, 0.0) for i in range(len(episodes))],
+                     vla.codec.chunk if settings.level == "action" else None)
+    found, values_TBV = judge(settings, grid)
+    advantages_TBV = normalise(found.advantages, found.valid)
+    columns: dict[str, Table] = {"advantages": {}, "values": {}, "returns": {}}
     for b, (key, episode) in enumerate(episodes):
         length = len(episode.decisions)
-        for name, table in (("advantages", advantages_TB), ("values", grid.values_RB), ("returns", found.returns)):
+        for name, table in (("advantages", advantages_TBV), ("values", values_TBV), ("returns", found.returns)):
             columns[name][key, episode.member] = table[:length, b].tolist()
-    targets, old = found.returns[found.valid].double(), grid.values_RB[:-1][found.valid].double()
+    targets, old = found.returns[found.valid].double(), values_TBV[found.valid].double()
     spread = float(targets.var(correction=0)) if targets.numel() else 0.0
     explained = 1 - float((targets - old).var(correction=0)) / spread if spread > 0 else 0.0
     mean = float(targets.mean()) if targets.numel() else 0.0

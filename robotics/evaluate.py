@@ -41,12 +41,13 @@ def held_out_states(config: EmbodiedConfig, spec: EnvSpec, count: int) -> list[I
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """What an evaluation does other than a run's own: initial states by task, entries that go over the protocol's, and how many
-    episodes of a kind (success, failure) to film again where the first eval.gallery states show none of it."""
+    """What an evaluation does other than a run's own: initial states by task, entries that go over the protocol's, how many
+    episodes of a kind (success, failure) to film again where the first eval.gallery states show none, in which mode to film."""
 
     states: Mapping[str, Sequence[InitialState]] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
     film: int = 0
+    filmed: str = "greedy"
 
 
 def describe_states(spec: EnvSpec, states: Sequence[InitialState]) -> str:
@@ -90,7 +91,7 @@ def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit:
                     key = (noise, order, int(mode == "sampled"))
                     place[key] = (number, order, mode)
                     requests.append(GroupRequest(key, spec, state, members, greedy=mode == "greedy",
-                                                 frames=shown and mode == "greedy"))
+                                                 frames=shown and mode == plan.filmed))
     before = len(driver.failures)
     rows = []
     for group in driver.play(requests):
@@ -98,9 +99,9 @@ def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit:
         for episode in group.episodes:
             rows.append(((number, order, mode, episode.member), _row(episode, mode) | _filmed(episode, number, videos)))
     rows.sort(key=lambda r: r[0])
-    failed = [dataclasses.asdict(f) for f in driver.failures[before:]]
+    failed = [dataclasses.asdict(f) for f in driver.failures[before:] if f.key in place]  # others: of steps under way (async)
     if videos is not None and plan.film:
-        _film_more(driver, [r for r in requests if r.greedy], place, rows, videos, plan.film)
+        _film_more(driver, [r for r in requests if r.greedy == (plan.filmed == "greedy")], place, rows, videos, plan.film)
     protocol = {**_protocol(config, driver, specs, played), **plan.protocol}
     results = {"step": step, "task": ", ".join(config.env.tasks), "protocol": protocol,
                **_tables([r for _, r in rows], config.seed), "failed_attempts": failed}
@@ -110,24 +111,24 @@ def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit:
 
 
 def _filmed(episode: Episode, number: int, videos: Path | None) -> dict[str, Any]:
-    """The row's entry of its clip, which is written; {} without pictures."""
-    if videos is None or not episode.frames or episode.error is not None:
+    """The row's entry of its clip, which is written; {} without pictures. Of several samples the first has one."""
+    if videos is None or episode.member or not episode.frames or episode.error is not None:
         return {}
     return {"video": write_video(videos / f"{number}_{episode.state.name}.mp4", episode.frames).name}
 
 
 def _film_more(driver: Driver, requests: Sequence[GroupRequest], place: Mapping[tuple[int, int, int], tuple[int, int, str]],
                rows: Sequence[tuple[tuple[int, int, str, int], dict[str, Any]]], videos: Path, count: int) -> None:
-    """Play up to `count` greedy episodes of a kind that no clip shows once more, with pictures. The clip enters its row only
-    where it ends as the row says."""
-    greedy = {key[:3]: row for key, row in rows if row["mode"] == "greedy" and row["stop"] != "error"}
+    """Play up to `count` episodes of a kind that no clip shows once more, with pictures. The clip enters its row only where it ends
+    as the row says."""
+    first = {key[:3]: row for key, row in rows if key[3] == 0 and row["stop"] != "error"}
     again = []
     for wanted in (1.0, 0.0):
-        kind = [r for r in requests if (row := greedy.get(place[r.key])) and row["score"]["metrics"][HEADLINE] == wanted]
-        have = sum("video" in greedy[place[r.key]] for r in kind)
-        again += [r for r in kind if "video" not in greedy[place[r.key]]][:max(0, count - have)]
-    for group in driver.play([dataclasses.replace(r, frames=True) for r in again]):
-        row, episode = greedy[place[group.request.key]], group.episodes[0]
+        kind = [r for r in requests if (row := first.get(place[r.key])) and row["score"]["metrics"][HEADLINE] == wanted]
+        have = sum("video" in first[place[r.key]] for r in kind)
+        again += [r for r in kind if "video" not in first[place[r.key]]][:max(0, count - have)]
+    for group in driver.play([dataclasses.replace(r, members=1, frames=True) for r in again]):
+        row, episode = first[place[group.request.key]], group.episodes[0]
         if float(episode.success_once) == row["score"]["metrics"][HEADLINE]:
             row.update(_filmed(episode, place[group.request.key][0], videos))
 

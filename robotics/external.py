@@ -71,7 +71,7 @@ class ExternalChoice:
     actions_KA: np.ndarray
     tokens: tuple[int, ...] = ()
     logps: tuple[float, ...] = ()
-    value: float = 0.0
+    values_V: tuple[float, ...] = (0.0,)
     prompt: None = None
 
 

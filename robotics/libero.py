@@ -258,5 +258,5 @@ class LiberoSimulator(ArmSimulator):
             except importlib.metadata.PackageNotFoundError:
                 continue
         found["assets"] = self._resolve_assets().kind
-        found["protocol"] = f"env seed {self.option('env_seed')}, {self.option('wait_steps')} settle steps"
+        found["episodes start with"] = f"env seed {self.option('env_seed')}, {self.option('wait_steps')} settle steps"
         return found

@@ -26,6 +26,8 @@ _TURN = 0.5  # radians an action of 1 asks for
 _FINGERS = 0.03  # how far above the grip point the hand has room: tall things are held near their top
 _OPEN, _CLOSE = -1.0, 1.0
 _CLOSING_STEPS, _OPENING_STEPS = 10, 6
+_STILL, _STILL_STEPS = 0.001, 5  # a hand that sinks by less (metres in a step) for so many steps lies on something
+_HOLD = 0.003  # metres of a thing that the grip point must be below its top
 
 
 def _turn_between(current_33: np.ndarray, target_33: np.ndarray) -> np.ndarray:
@@ -46,7 +48,7 @@ class _Mover:
         self.simulator, self.rng, self.noise = simulator, rng, noise
         self.upright_33 = self._orientation().copy()
         self.phase = "approach"
-        self.waited = 0
+        self.waited, self.height = 0, np.inf
 
     @property
     def _data(self) -> Any:
@@ -73,10 +75,18 @@ class _Mover:
         return executed, label
 
     def _go(self, phase: str) -> None:
-        self.phase, self.waited = phase, 0
+        self.phase, self.waited, self.height = phase, 0, np.inf
 
-    def _grasp(self, thing: np.ndarray, hover: float) -> tuple[np.ndarray, float] | None:
-        """approach -> descend -> close; None once the fingers have closed."""
+    def _rests(self) -> bool:
+        """Whether the hand no longer sinks: a taller thing beside the wanted one carries it."""
+        height = float(self._eef()[2])
+        self.waited = self.waited + 1 if self.height - height < _STILL else 0
+        self.height = height
+        return self.waited >= _STILL_STEPS
+
+    def _grasp(self, thing: np.ndarray, hover: float, top: float) -> tuple[np.ndarray, float] | None:
+        """approach -> descend -> close; None once the fingers have closed. `thing`: where to grip, `top`: how much of it is above.
+        A hand that something carries closes where it is, as long as its fingers reach around the thing there."""
         offset = thing - self._eef()
         if self.phase == "approach":
             if np.hypot(*offset[:2]) < 0.012:
@@ -85,7 +95,7 @@ class _Mover:
         if self.phase == "descend":
             if np.hypot(*offset[:2]) > 0.03:
                 self._go("approach")
-            elif abs(offset[2]) < 0.012:
+            elif abs(offset[2]) < 0.012 or (self._rests() and -offset[2] < top - _HOLD):
                 self._go("close")
             return thing, _OPEN
         if self.phase == "close":
@@ -115,7 +125,7 @@ class BasketExpert(_Mover):
         thing, eef = np.array(self._data.body_xpos[self.body]), self._eef()
         basket = np.array(self._data.body_xpos[self.basket_body])
         grip = _above(thing, max(0.0, self.half - _FINGERS))
-        grasp = self._grasp(grip, hover=self.half + 0.06)
+        grasp = self._grasp(grip, hover=self.half + 0.06, top=min(self.half, _FINGERS))
         if grasp is not None:
             return grasp
         held = thing - eef
@@ -152,7 +162,7 @@ class LiftExpert(_Mover):
 
     def _decide(self) -> tuple[np.ndarray, float]:
         cube, eef = np.array(self._data.body_xpos[self.body]), self._eef()
-        grasp = self._grasp(cube, hover=0.06)
+        grasp = self._grasp(cube, hover=0.06, top=0.02)
         if grasp is not None:
             return grasp
         if np.linalg.norm(cube - eef) > 0.05:

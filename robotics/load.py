@@ -43,16 +43,54 @@ def codec_for(config: EmbodiedConfig, space: ActionSpace) -> ActionCodec:
     return ActionCodec.from_space(space, gripper_convention=a.gripper, **options)
 
 
-def _agree(config: EmbodiedConfig, settings: VLAConfig, codec: ActionCodec) -> VLAConfig:
-    """The checkpoint's settings, with the value head the configuration asks for. Raises ConfigError where they contradict."""
+def _agree(config: EmbodiedConfig, settings: VLAConfig, codec: ActionCodec, trainable: bool) -> VLAConfig:
+    """The checkpoint's settings, with the value head the configuration asks for.
+
+    What a checkpoint was made with (vla.json) holds wherever the configuration leaves it unset. Raises ConfigError where the
+    configuration sets something else.
+    """
     for section, found, names in ((config.action, codec, ("bins", "chunk", "repeat")),
                                   (config.vla, settings, ("decode", "cameras", "prompt", "proprio"))):
         for name in names:
             if name in section.model_fields_set and getattr(section, name) != getattr(found, name):
-                raise ConfigError(f"{config.model.path} was made with {name} {getattr(found, name)!r} (vla.json), the "
-                                  f"configuration asks for {getattr(section, name)!r}: remove it, or warm-start another model "
-                                  "with mmrl sft")
-    return settings.model_copy(update={"value_head": config.vla.value_head or settings.value_head})
+                raise _contradiction(config, name, getattr(found, name), getattr(section, name))
+    if "gripper" in config.action.model_fields_set and config.action.gripper != codec.gripper_convention:
+        raise _contradiction(config, "gripper", codec.gripper_convention, config.action.gripper)
+    if config.action.statistics is not None:
+        _check_statistics(config, codec, trainable)
+    return _critic_settings(config, settings, codec, trainable)
+
+
+def _contradiction(config: EmbodiedConfig, name: str, found: Any, asked: Any) -> ConfigError:
+    return ConfigError(f"{config.model.path} was made with {name} {found!r} (vla.json), the configuration asks for {asked!r}: "
+                       "remove it, or warm-start another model with mmrl sft")
+
+
+def _check_statistics(config: EmbodiedConfig, codec: ActionCodec, trainable: bool) -> None:
+    """Raises ConfigError where action.statistics are not those of the checkpoint. A policy that only acts may be anywhere, without
+    the file: the numbers are in its vla.json."""
+    assert config.action.statistics is not None
+    if not trainable and not Path(config.action.statistics).exists():
+        return
+    asked = ActionStatistics.read(config.action.statistics)
+    for name, found, wanted in (("low", codec.low, asked.q01), ("high", codec.high, asked.q99), ("mask", codec.mask, asked.mask)):
+        if tuple(found) != tuple(wanted):
+            raise _contradiction(config, f"action bounds {name}", list(found), list(wanted))
+
+
+def _critic_settings(config: EmbodiedConfig, settings: VLAConfig, codec: ActionCodec, trainable: bool) -> VLAConfig:
+    """`settings` with the critic: the checkpoint's where it has one, else the configuration's."""
+    steps = codec.chunk if config.rl.level == "action" else 1
+    if not settings.value_head:
+        return settings.model_copy(update={"value_head": config.vla.value_head, "value_hidden": config.vla.value_hidden,
+                                           "value_steps": steps})
+    if "value_hidden" in config.vla.model_fields_set and config.vla.value_hidden != settings.value_hidden:
+        raise _contradiction(config, "value_hidden", settings.value_hidden, config.vla.value_hidden)
+    if trainable and config.rl.kind == "ppo" and steps != settings.value_steps:
+        raise ConfigError(f"{config.model.path} has a critic with {settings.value_steps} values for each decision (vla.json), "
+                          f"rl.level {config.rl.level} needs {steps}: set rl.level: {'action' if steps == 1 else 'chunk'}, or "
+                          "start from a policy without a critic")
+    return settings
 
 
 def load_vla(config: EmbodiedConfig, *, space: ActionSpace | None = None, proprio: tuple[list[float], list[float]] | None = None,
@@ -61,20 +99,18 @@ def load_vla(config: EmbodiedConfig, *, space: ActionSpace | None = None, propri
     """The policy of config.model.path, or of the checkpoint folder `weights`.
 
     A model without vla.json needs `space` (and, with vla.proprio, the lowest and highest values of each number): it gets
-    action tokens and must be trained before it acts well. Raises ConfigError and CheckpointError.
+    action tokens and must be trained before it acts well; a LoRA adapter then trains the rows of the new tokens as well. Raises
+    ConfigError and CheckpointError.
     """
     known = read_description(weights or config.model.path) or read_description(config.model.path)
     if known is not None:
-        settings, codec = _agree(config, *known), known[1]
+        settings, codec = _agree(config, *known, trainable), known[1]
     elif space is None:
         raise ConfigError(f"expected a VLA checkpoint (a folder with vla.json) as model.path, found '{config.model.path}'; make "
                           "one with mmrl sft and this configuration")
     else:
-        if config.model.lora is not None:
-            raise ConfigError("expected model.lora null for a model that gets new action tokens, found a LoRA adapter: adapters do "
-                              "not reach the tokens' rows, which would stay random; clone without one (mmrl sft ... "
-                              "model.lora=null) and use LoRA from then on")
-        codec, settings = codec_for(config, space), config.vla
+        codec = codec_for(config, space)
+        settings = config.vla.model_copy(update={"value_steps": codec.chunk if config.rl.level == "action" else 1})
         if settings.proprio:
             assert proprio is not None, "a new policy with proprioception needs its range"
             settings = settings.model_copy(update={"proprio_dim": len(proprio[0]), "proprio_low": list(proprio[0]),
@@ -84,19 +120,19 @@ def load_vla(config: EmbodiedConfig, *, space: ActionSpace | None = None, propri
                        prepare=lambda model, processor: add_action_tokens(model, processor, codec.bins, codec.tokens))
     head = None
     if settings.value_head:
-        head = _value_head(core.base.config.get_text_config().hidden_size, settings.value_hidden, config.seed).to(core.device)
+        head = _value_head(core.base.config.get_text_config().hidden_size, settings, config.seed).to(core.device)
     vla = VLAPolicy(core, codec, settings, head)
     if not (weights is not None and vla.load_value_head(weights)):
         vla.load_value_head(config.model.path)
     return vla
 
 
-def _value_head(width: int, hidden: int, seed: int) -> torch.nn.Module:
-    """Two layers; the last starts at zero, so that every value does."""
+def _value_head(width: int, settings: VLAConfig, seed: int) -> torch.nn.Module:
+    """Two layers with settings.value_steps outputs; the last starts at zero, so that every value does."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        last = torch.nn.Linear(hidden, 1)
-        head = torch.nn.Sequential(torch.nn.Linear(width, hidden), torch.nn.GELU(), last)
+        last = torch.nn.Linear(settings.value_hidden, settings.value_steps)
+        head = torch.nn.Sequential(torch.nn.Linear(width, settings.value_hidden), torch.nn.GELU(), last)
     torch.nn.init.zeros_(last.weight)
     torch.nn.init.zeros_(last.bias)
     return head

@@ -295,8 +295,29 @@ class EnvPool:
         if answer.error is not None:
             if answer.cause != "action":
                 place.made_in = None
-            return self._error(place, command.kind, answer.error, answer.cause, answer.started, answer.ended)
+            cause = self._cause(place, command, answer)
+            if cause == "rebuild":
+                self._replace(process, answer.error)
+            return self._error(place, command.kind, answer.error, cause, answer.started, answer.ended)
         self._answered(place, command, answer)
+
+    def _cause(self, place: _Slot, command: Command, answer: Answer) -> ErrorCause:
+        """What an error means here: a setup that has worked before is not missing, it failed this time."""
+        assert place.spec is not None
+        if answer.cause != "setup" and answer.cause != "state":
+            return answer.cause
+        if place.spec.key not in self.facts:
+            return "setup"
+        return "rebuild" if answer.cause == "setup" and command.fresh else "exception"
+
+    def _replace(self, process: WorkerProcess, how: str) -> None:
+        """A worker that cannot build what was built before takes no new episodes; its running ones end in it. A driver that
+        failed once may fail in that process for good, so another one tries."""
+        if process.retiring:
+            return
+        process.retiring = True
+        if self._may_respawn(f"a simulator that had run before could not be built again: {how}"):
+            self._current[process.worker] = self._spawn(process.worker)
 
     def _answered(self, place: _Slot, command: Command, answer: Answer) -> None:
         assert place.spec is not None and place.process is not None and answer.proprio is not None
@@ -345,10 +366,7 @@ class EnvPool:
             if place.process is process and place.running and place.number not in resent:
                 text = f"lost with its worker ({f'slot {blamed.command.slot}' if blamed else 'no command under way'}): {how}"
                 self._error(place, "chunk", text, "neighbour" if blamed else cause, now)
-        self._counts["respawns"] += 1
-        if self._counts["respawns"] > self.settings.respawns:
-            self._fail(how)
-        elif self._current[worker] is process:
+        if self._may_respawn(how) and self._current[worker] is process:
             self._current[worker] = self._spawn(worker)
         for item in kept:
             self._send_again(item, self._current[worker], how)
@@ -361,9 +379,14 @@ class EnvPool:
         place.resets = 1
         process.send(replace(item.command, fresh=True))
 
-    def _fail(self, how: str) -> None:
+    def _may_respawn(self, how: str) -> bool:
+        """Take one from the budget of respawns; False once it is spent, and then the pool has failed."""
+        self._counts["respawns"] += 1
+        if self._counts["respawns"] <= self.settings.respawns:
+            return True
         self._failure = PoolError(f"expected at most {self.settings.respawns} workers to die or hang, found one more; raise "
                                   f"respawns if simulators are known to be unstable. The last: {how}")
+        return False
 
     def _retire(self) -> None:
         """End replaced workers that have no running episode left."""

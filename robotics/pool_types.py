@@ -13,7 +13,7 @@ from robotics.contract import ChunkResult, Observation
 
 __all__ = ["ErrorCause", "PoolError", "PoolSettings", "PoolStats", "Reply", "SlotState"]
 
-ErrorCause = Literal["", "action", "setup", "exception", "crash", "timeout", "memory", "neighbour"]
+ErrorCause = Literal["", "action", "setup", "rebuild", "exception", "crash", "timeout", "memory", "neighbour"]
 SlotState = Literal["idle", "resetting", "waiting", "stepping", "broken"]
 
 
@@ -26,9 +26,10 @@ class PoolSettings:
     """Limits of a pool.
 
     handshake_s: for a worker to start, and extra time for a reset that makes a simulator. reset_s, step_s: for a reset and for
-    a chunk. respawns: workers that may die or hang before the pool gives up. restart_after_resets: a slot's simulator is made
-    anew after so many (0: never). memory_gib: a worker above it takes no new episodes and is replaced when its running ones
-    have ended; at 1.5 times it is ended at once (0: no limit). environment: variables for the workers (MUJOCO_GL ...).
+    a chunk. respawns: workers that may die, hang or fail to build a simulator again before the pool gives up.
+    restart_after_resets: a slot's simulator is made anew after so many (0: never). memory_gib: a worker above it takes no new
+    episodes and is replaced when its running ones have ended; at 1.5 times it is ended at once (0: no limit). environment:
+    variables for the workers (MUJOCO_GL ...).
     """
 
     handshake_s: float = 60.0
@@ -51,7 +52,8 @@ class PoolSettings:
 @dataclass(frozen=True)
 class Reply:
     """What became of a slot's command. `error`: the episode is over, and why; `cause` in a word: action (not executable),
-    setup (task, package, assets: it will fail again), exception, crash, timeout, memory, neighbour (another slot took the
+    setup (task, package, assets, GL: it never ran, and will fail again), rebuild (it ran before and cannot be built now: a GL
+    context refused, a disk full; its worker is replaced), exception, crash, timeout, memory, neighbour (another slot took the
     worker down). Such a reply can also come for a slot that waits for actions. started, ended: time.monotonic() of the work."""
 
     slot: int
@@ -72,8 +74,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class PoolStats:
-    """Counters since the start: episodes = finished + errors + abandoned + running. `respawns`: workers that died, hung or
-    passed the hard memory limit; `restarts`: those replaced between episodes. busy_s, peak_rss_gib by worker."""
+    """Counters since the start: episodes = finished + errors + abandoned + running. `respawns`: workers that died, hung,
+    passed the hard memory limit or could not build a simulator again; `restarts`: those replaced between episodes for their
+    memory. busy_s, peak_rss_gib by worker."""
 
     episodes: int
     finished: int

@@ -62,8 +62,9 @@ def _loads(backend: str) -> bool:
 def choose_gl(wanted: str = "auto") -> str:
     """Choose the render backend of this process and set $MUJOCO_GL, before mujoco is imported.
 
-    'auto': $MUJOCO_GL, else egl beside an NVIDIA driver, else osmesa, else egl. Raises ConfigError for another name or once the
-    process renders with another one, MissingExtraError when the library is not there.
+    'auto': what the process renders with already, else $MUJOCO_GL, else egl beside an NVIDIA driver, else osmesa, else egl.
+    Raises ConfigError for another name or once the process renders with another one, MissingExtraError when the library is not
+    there.
     """
     name, loaded = wanted, sys.modules.get("robosuite.utils.binding_utils")
     if name == "auto":  # what this process renders with already, if it does

@@ -13,6 +13,7 @@ Legend: C control steps of a chunk, G members of a group.
 """
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,29 +21,34 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, NonFiniteError
 from mmrl.policy.encode import Prompt
 from mmrl.stages import Stages
 from mmrl.timeline import Timeline
 from robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
 from robotics.pool import EnvPool
-from robotics.pool_types import Reply
+from robotics.pool_types import PoolError, Reply
 from robotics.vla import Choice, VLAPolicy
 
 __all__ = ["Closing", "Decision", "Driver", "Episode", "EpisodeGroup", "Failure", "GroupRequest"]
 
 Key = tuple[int, int, int]
 
+_HOPELESS = 8
+"""Different initial states that may fail for good, one after the other, with no episode finished between: then nothing works.
+Counted over all environments and for each by itself: one that never works must not hide behind others that do."""
+
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision: the encoded observation, the bins chosen (N,) with their fp32 behaviour log-probs, the value where there is a
-    critic, and what the chunk did: rewards of its control steps and which of them were executed, both (C,)."""
+    """One decision: the encoded observation, the bins chosen (N,) with their fp32 behaviour log-probs, the critic's values (V,)
+    (one, or one per action step; 0 without a critic), and what the chunk did: rewards of its control steps and which of them
+    were executed, both (C,)."""
 
     prompt: Prompt
     tokens: tuple[int, ...]
     logps: tuple[float, ...]
-    value: float
+    values_V: tuple[float, ...]
     rewards_C: tuple[float, ...]
     valid_C: tuple[bool, ...]
     terminated: bool = False
@@ -137,7 +143,12 @@ class Driver:
     """Plays requests on a pool. `counters` adds up over its life; `failures` lists every failed attempt.
 
     Episodes are dealt to the stages in turn as they are submitted, and a stage decides only when all its simulators have
-    answered. So what stands beside what in a batch, and with it the last bit of every log-prob, does not depend on timing.
+    answered, in the order of their keys. So what stands beside what in a batch, and with it the last bit of every log-prob,
+    does not depend on timing, as long as requests are submitted in an order that does not (attempts that replace groups
+    without signal are submitted as those close) and no attempt fails.
+
+    Raises ConfigError for a simulator that was never there or actions it cannot execute, PoolError when nothing works any
+    more, NonFiniteError for a policy that is not finite.
     """
 
     def __init__(self, pool: EnvPool, vla: VLAPolicy, *, seed: int = 0, stages: int = 1, temperature: float = 1.0, retries: int = 2,
@@ -152,6 +163,8 @@ class Driver:
         self._dealt = 0
         self._held: list[tuple[GroupRequest, Episode]] = []
         self._running: dict[int, _Running] = {}
+        self._hopeless: dict[str, set[str]] = {}  # by environment: states that failed for good since it finished an episode
+        self._hopeless_in_a_row: set[tuple[str, str]] = set()  # environment and state: since any finished one
 
     def begin_dealing(self) -> None:
         """Deal to the first stage again, where nothing runs: a resumed run then batches as the whole one."""
@@ -199,7 +212,7 @@ class Driver:
 
     def due(self) -> list[int]:
         """Slots of a stage that waits for the policy."""
-        return list(self.stages.due())
+        return list(self.stages.due(lambda slot: self._running[slot].request.key))
 
     def infer(self, slots: Sequence[int]) -> None:
         """Let the policy decide for these slots and send them on their way."""
@@ -207,10 +220,12 @@ class Driver:
         version = self.vla.version
         for greedy in (False, True):
             part = [(slot, self._running[slot]) for slot in slots if self._running[slot].request.greedy == greedy]
+            part.sort(key=lambda item: (item[1].request.key, item[1].member))  # which slot was free first is chance
             keys = [(self.seed, 29, *run.request.key, run.member, len(run.decisions)) for _, run in part]
             seen = [run.observation for _, run in part if run.observation is not None]
             choices = self.vla.act(seen, keys, greedy=greedy, temperature=self.temperature)
             for (slot, run), choice in zip(part, choices, strict=True):
+                self._check(run, choice)
                 run.choice, run.observation, run.latest = choice, None, version
                 run.oldest = version if run.oldest is None else min(run.oldest, version)
                 self.stages.sent(slot)
@@ -218,6 +233,16 @@ class Driver:
         self.counters["infer_s"] += time.monotonic() - began
         self.counters["infer_batches"] += 1
         self.counters["decisions"] += len(slots)
+
+    def _check(self, run: _Running, choice: Choice) -> None:
+        """Raises NonFiniteError for a choice made from logits or a value that are NaN or infinite."""
+        if all(map(math.isfinite, (*choice.logps, *choice.values_V))):
+            return
+        spec, state = run.request.spec, run.request.state
+        raise NonFiniteError(f"expected finite log-probs and values of the policy, found {choice.logps[:4]} ... and "
+                             f"{choice.values_V} in decision {len(run.decisions) + 1} of {spec.suite}/{spec.task}, state "
+                             f"{state.name}, member {run.member} (weights of version {self.vla.version}): the weights are broken; "
+                             "lower optim.lr, or go back to an earlier checkpoint")
 
     def play(self, requests: Iterable[GroupRequest]) -> Iterator[EpisodeGroup]:
         """Closed groups of `requests` in the order they close, until all are. Episodes of others that run meanwhile (of later
@@ -281,7 +306,7 @@ class Driver:
         choice = run.choice
         assert choice is not None
         terminated, truncated = bool(chunk.terminated_C.any()), bool(chunk.truncated_C.any())
-        run.decisions.append(Decision(choice.prompt, choice.tokens, choice.logps, choice.value,
+        run.decisions.append(Decision(choice.prompt, choice.tokens, choice.logps, choice.values_V,
                                       tuple(float(r) for r in chunk.rewards_C), tuple(bool(v) for v in chunk.valid_C),
                                       terminated, truncated, run.latest))
         run.frames += chunk.frames
@@ -293,6 +318,8 @@ class Driver:
             self._waits(slot, run, chunk.observation)
             return None
         self.counters["episodes"] += 1
+        self._hopeless.pop(run.request.spec.key, None)
+        self._hopeless_in_a_row.clear()
         followed = self.bootstrap == "always" or (self.bootstrap == "standard" and truncated and not terminated)
         final = self.vla.prompt(chunk.observation) if followed and self.vla.value_head is not None else None
         return Episode(run.request.spec, run.request.state, run.member, tuple(run.decisions), run.success_once,
@@ -301,18 +328,38 @@ class Driver:
 
     def _failed(self, reply: Reply, run: _Running) -> Episode | None:
         request, error = run.request, reply.error or ""
-        if reply.cause == "setup":  # a task, package or asset that is not there will not be there next time
-            raise ConfigError(f"{request.spec.suite}/{request.spec.task}: {error}")
         self.failures.append(Failure(request.key, run.member, request.spec.task, request.state.name, run.attempt, error))
         self.counters["failed_attempts"] += 1
-        if run.attempt < self.retries:
+        where = f"{request.spec.suite}/{request.spec.task}"
+        if reply.cause == "setup":  # a task, package or asset that is not there will not be there next time
+            raise ConfigError(f"{where}: {error}")
+        if reply.cause == "action":  # the same policy would choose the same again
+            raise ConfigError(f"{where}: the policy's actions cannot be executed: {error}. Its action settings (vla.json, or "
+                              "action.statistics when it was made) are of another robot, task or controller")
+        innocent = reply.cause == "neighbour"  # costs no retry of its own; the respawns it cost are bounded
+        if run.attempt < self.retries or innocent:
             self.stages.release(reply.slot)
-            self._begin(reply.slot, _Running(request, run.member, run.attempt + 1))
+            self._begin(reply.slot, _Running(request, run.member, run.attempt + (not innocent)))
             return None
         self.counters["episodes"] += 1
         self.counters["failed_episodes"] += 1
+        self._count_hopeless(run, error)
         return Episode(request.spec, request.state, run.member, tuple(run.decisions), steps=run.steps, version=run.oldest or 0,
                        error=error)
+
+    def _count_hopeless(self, run: _Running, error: str) -> None:
+        """Note a state that failed for good. Raises PoolError when nothing works, or nothing of this environment."""
+        spec, state = run.request.spec, run.request.state.name
+        own = self._hopeless.setdefault(spec.key, set())
+        own.add(state)
+        self._hopeless_in_a_row.add((spec.key, state))
+        if max(len(own), len(self._hopeless_in_a_row)) < _HOPELESS:
+            return
+        where = f"{spec.suite}/{spec.task}"
+        whose = f" of {where}" if len(own) >= _HOPELESS else ""
+        raise PoolError(f"expected simulators that finish episodes, found that the last {_HOPELESS} initial states all failed "
+                        f"({run.attempt + 1} attempts each) with no episode{whose} finished between them; mend it, or take it "
+                        f"out of env.tasks. The last, {where} {state}: {error}")
 
 
 class Closing:

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.errors import ConfigError, NonFiniteError
-from mmrl.optim import build_optimizer, learning_rate, reduce_and_scale, set_learning_rate
+from mmrl.errors import ConfigError
+from mmrl.optim import build_optimizer, take_step
+from mmrl.policy.pack import within_budget
 from robotics.config import EmbodiedConfig
 from robotics.contract import Observation
 from robotics.vla import VLAPolicy
 
-__all__ = ["DemoEpisode", "DemoSteps", "clone", "parts_of"]
+__all__ = ["DemoEpisode", "DemoSteps", "clone"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def clone(vla: VLAPolicy, demos: DemoSteps, config: EmbodiedConfig,
     rng = np.random.default_rng((config.seed, 31))
     order: list[int] = []
     metrics: dict[str, float] = {}
-    for step in range(config.demos.steps):
+    for step in range(1, config.demos.steps + 1):
         began = time.perf_counter()
         while len(order) < config.demos.batch:
             order += rng.permutation(len(demos)).tolist()
@@ -83,33 +84,16 @@ def clone(vla: VLAPolicy, demos: DemoSteps, config: EmbodiedConfig,
         prompts = [vla.prompt(o) for o, _, _ in examples]
         optimizer.zero_grad(set_to_none=True)
         loss, tokens, right = 0.0, 0, 0.0
-        for part in parts_of([p.length + vla.tokens_per_decision for p in prompts], config.train.token_budget):
+        for part in within_budget([p.length + vla.tokens_per_decision for p in prompts], config.train.token_budget):
             mask = torch.tensor(np.concatenate([examples[i][2] for i in part]), device=vla.core.device)
             logp_N = vla.evaluate([prompts[i] for i in part], [examples[i][1].tolist() for i in part]).logp_N[mask]
             (-logp_N.sum()).backward()
             loss, tokens = loss - float(logp_N.detach().sum()), tokens + logp_N.numel()
             right += float((logp_N.detach() > np.log(0.5)).sum())
-        reduce_and_scale(parameters, tokens)
-        norm = torch.nn.utils.clip_grad_norm_([p for _, p in parameters], settings.max_grad_norm)
-        if not torch.isfinite(norm):
-            raise NonFiniteError(f"step {step + 1}: the gradient norm is {float(norm)}; lower demos.optim.lr (now {settings.lr})")
-        set_learning_rate(optimizer, learning_rate(settings, step, config.demos.steps))
-        optimizer.step()
-        metrics = {"loss": loss / tokens, "sure": right / tokens, "grad_norm": float(norm), "tokens": tokens,
+        failure = f"step {step}: the gradient norm is {{}}; lower demos.optim.lr (now {settings.lr})"
+        norm, _ = take_step(optimizer, parameters, settings, tokens, step - 1, config.demos.steps, failure.format)
+        metrics = {"loss": loss / tokens, "sure": right / tokens, "grad_norm": norm, "tokens": tokens,
                    "seconds": time.perf_counter() - began}
         if on_step is not None:
-            on_step(step + 1, metrics)
+            on_step(step, metrics)
     return metrics
-
-
-def parts_of(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices in order, so that each part holds at most `budget` tokens (one example at least)."""
-    parts: list[list[int]] = []
-    used = 0
-    for i, length in enumerate(lengths):
-        if not parts or used + length > budget:
-            parts.append([])
-            used = 0
-        parts[-1].append(i)
-        used += length
-    return parts

@@ -17,9 +17,9 @@ from mmrl.pipeline import Closed
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, InitialState, Split, initial_states
 from robotics.returns import outcome_of
-from robotics.rollout import Closing, Driver, EpisodeGroup, GroupRequest
+from robotics.rollout import Closing, Driver, Episode, EpisodeGroup, GroupRequest
 
-__all__ = ["EpisodeSource", "StepRecord", "env_specs", "states_of"]
+__all__ = ["EpisodeSource", "Played", "StepRecord", "env_specs", "states_of"]
 
 
 def env_specs(config: EmbodiedConfig) -> list[EnvSpec]:
@@ -37,11 +37,34 @@ def states_of(spec: EnvSpec, split: Split) -> list[InitialState] | None:
     return libero_states(spec.task, split)
 
 
+@dataclass(frozen=True)
+class Played:
+    """What metrics and rollouts/ say of an episode, without its decisions: those hold prompts and with them pictures."""
+
+    key: tuple[int, int, int]
+    task: str
+    state: str
+    seed: int
+    member: int
+    success_once: bool
+    success_at_end: bool
+    steps: int
+    reward: float
+    error: str | None
+    tokens: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, request: GroupRequest, e: Episode) -> Played:
+        """One member of a group."""
+        return cls(request.key, e.spec.task, e.state.name, e.state.seed, e.member, e.success_once, e.success_at_end, e.steps,
+                   e.reward, e.error, tuple(d.tokens for d in e.decisions))
+
+
 @dataclass
 class StepRecord:
-    """What happened in one step: every closed group, also those not trained on."""
+    """What happened in one step: the episodes of every closed group, also of those not trained on."""
 
-    groups: list[EpisodeGroup] = field(default_factory=list)
+    groups: list[tuple[Played, ...]] = field(default_factory=list)
     kept: int = 0
     no_signal: int = 0
     failed: int = 0
@@ -69,13 +92,14 @@ class EpisodeSource:
 
     def _request(self, step: int, place: int, attempt: int) -> GroupRequest:
         rounds = self._rounds
-        number = ((step - 1) * self.config.train.prompts_per_step + place) * rounds + attempt
+        tried = attempt % rounds  # a group rolled out again (see `again`) counts on above; the states it leads to are the same
+        number = ((step - 1) * self.config.train.prompts_per_step + place) * rounds + tried
         which = ((step - 1) * self.config.train.prompts_per_step + place) % len(self.specs)  # every task has its turn
         known = self._states[which]
         if known is None:
             state = initial_states("train", 1, first=number)[0]
         else:
-            state = known[int(np.random.default_rng((self.config.seed, 41, step, place, attempt)).integers(len(known)))]
+            state = known[int(np.random.default_rng((self.config.seed, 41, step, place, tried)).integers(len(known)))]
         return GroupRequest((step, place, attempt), self.specs[which], state, self.config.rollout.group_size)
 
     @property
@@ -96,7 +120,7 @@ class EpisodeSource:
         """The end of the group's place, or None when another state is tried there."""
         step, place, attempt = group.request.key
         record, outcome = self.records[step], outcome_of(self.config, group)
-        record.groups.append(group)
+        record.groups.append(tuple(Played.of(group.request, e) for e in group.episodes))
         version = min((e.version for e in group.episodes), default=step - 1)
         if self.config.rl.kind == "ppo":  # a critic judges each decision: what finished can be learned from
             wanted = any(map(trainable, group.episodes))
@@ -107,7 +131,7 @@ class EpisodeSource:
             return Closed(step, place, group, version)
         record.failed += outcome.offered is None
         record.no_signal += outcome.offered is not None
-        if attempt + 1 < self._rounds:
+        if attempt % self._rounds + 1 < self._rounds:
             self.driver.submit(self._request(step, place, attempt + 1))
             return None
         record.empty += 1
@@ -124,14 +148,17 @@ class EpisodeSource:
         return []
 
     def again(self, closed: Closed[EpisodeGroup]) -> None:
-        """See GroupSource: the same state once more, with the weights of now."""
+        """See GroupSource: the same state once more, with the weights of now. Its key is new, so its noise is; which of the place's
+        states it is stays readable as attempt modulo the number of rounds."""
         assert closed.group is not None
         step, place, attempt = closed.group.request.key
         self.records[step].kept -= 1
         self.driver.submit(replace(closed.group.request, key=(step, place, attempt + self._rounds)))
 
     def publish(self, version: int) -> None:
-        """See GroupSource: inference uses the trained module itself."""
+        """See GroupSource: inference uses the trained module itself, which from now on is that version, also for an evaluation
+        between two steps, which decides for episodes of later steps as well."""
+        self.driver.vla.core.version = version
 
     @property
     def running(self) -> int:

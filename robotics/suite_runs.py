@@ -19,10 +19,11 @@ from mmrl.versions import versions
 from robotics.config import EmbodiedConfig, load_embodied
 from robotics.evaluate import EvalPlan, evaluate_policy
 from robotics.external import ExternalPolicy
-from robotics.load import load_vla
+from robotics.load import load_vla, read_description
 from robotics.pool import EnvPool
 from robotics.rollout import Driver
-from robotics.suites import ProtocolPolicy, RobotRow, RobotSuite, Setting, configure, failed_row, markdown, suite_row
+from robotics.suite_table import RobotRow, failed_row, markdown, suite_row
+from robotics.suites import ProtocolPolicy, RobotSuite, Setting, check_overrides, configure
 from robotics.trainer import pool_settings
 from robotics.vla import VLAPolicy
 
@@ -31,12 +32,22 @@ __all__ = ["base_settings", "run_suites"]
 _FILM = 2  # clips of each outcome, where there are so many
 
 
-def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str]) -> EmbodiedConfig:
-    """The settings of the checkpoint's run (its trainer/config.yaml, or `config`), without its action section: vla.json has it."""
+def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str], chosen: Mapping[str, RobotSuite] | None = None,
+                  external: ExternalPolicy | None = None) -> EmbodiedConfig:
+    """The settings of the checkpoint's run (its trainer/config.yaml, or `config`) with `overrides`, except for env: it is the
+    checkpoint's own, for robotics.suites.configure to put the overrides over each of the suites `chosen`.
+
+    Raises ConfigError for an override that is wrong, or that is not for an evaluation.
+    """
+    known = read_description(checkpoint) if external is None else (external.settings, external.codec)
+    if known is not None:  # before the rest is read: it would blame the checkpoint's file
+        check_overrides(overrides, (chosen or {}).values(), checkpoint, known[0].cameras)
     trained = Path(checkpoint) / "trainer" / "config.yaml"
     if config is None and trained.is_file():
         config = trained
-    return load_embodied(config, [f"model.path={checkpoint}", *overrides])
+    settings = [f"model.path={checkpoint}", *overrides]
+    own = load_embodied(config, [o for o in settings if not o.startswith(("env.", "env="))])
+    return load_embodied(config, settings).model_copy(update={"env": own.env})
 
 
 def run_suites(checkpoint: str, chosen: Mapping[str, RobotSuite], base: EmbodiedConfig, *, folder: Path,
@@ -75,7 +86,7 @@ def _one(vla: VLAPolicy | ExternalPolicy, name: str, suite: RobotSuite, setting:
         driver = Driver(pool, cast(VLAPolicy, policy), seed=config.seed, stages=stages,
                         temperature=config.rollout.temperature, retries=env.retries)
         said = {"policy": vla.describe()} if isinstance(vla, ExternalPolicy) else {}
-        plan = EvalPlan(setting.states, _protocol(name, suite, setting, policy) | said, _FILM)
+        plan = EvalPlan(setting.states, _protocol(name, suite, setting, policy) | said, _FILM, setting.mode)
         found = evaluate_policy(config, driver, 0, limit=limit, videos=folder / "videos", plan=plan)
     write_evaluation(found, folder)
     return suite_row(name, suite, setting, found.results, limit)
@@ -85,6 +96,7 @@ def _protocol(name: str, suite: RobotSuite, setting: Setting, policy: ProtocolPo
     """What stands in results.json beside what every evaluation says of itself."""
     rules = setting.protocol
     words: dict[str, Any] = {"suite_name": name, "mode": setting.mode, "deviations": list(setting.deviations),
+                             "otherwise_than_the_suite": list(setting.changes),
                              "notes": " ".join(suite.notes.split())}
     if rules is None:
         return {"name": "own", **words}

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from mmrl.config import parse_overrides
+from mmrl.config import merge, parse_overrides
 from mmrl.errors import ConfigError, did_you_mean
+from mmrl.suites import suites_tree
 from robotics.actions import ActionCodec
 from robotics.config import ActionConfig, EmbodiedConfig, EnvConfig, VLAConfig
 from robotics.contract import InitialState, Observation
@@ -29,8 +29,8 @@ from robotics.pool import EnvPool
 from robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
 from robotics.vla import Choice, VLAPolicy
 
-__all__ = ["ProtocolPolicy", "RobotBook", "RobotRow", "RobotSuite", "Setting", "configure", "failed_row", "is_robot_file",
-           "load_robot_suites", "markdown", "percent", "suite_row"]
+__all__ = ["ProtocolPolicy", "RobotBook", "RobotSuite", "Setting", "check_overrides", "configure", "is_robot_file",
+           "load_robot_suites"]
 
 _FILE = "configs/robot_suites.yaml"
 _OF_TASK = ("suite", "tasks", "horizon")  # of env: the suite's own, unless the command line says otherwise
@@ -102,22 +102,9 @@ class RobotBook:
         return chosen
 
 
-def _tree(file: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"expected a suites file, found '{file}': {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: expected YAML in UTF-8, found another content: {error}") from error
-    if not isinstance(tree, dict) or not isinstance(tree.get("suites"), dict) or not tree["suites"]:
-        raise ConfigError(f"{file}: expected a mapping 'suites' of names to suites, found "
-                          f"{sorted(map(str, tree)) if isinstance(tree, dict) else type(tree).__name__}")
-    return tree
-
-
 def is_robot_file(path: str | Path) -> bool:
     """Whether the suites of a file are of simulators: they have an env."""
-    return any(isinstance(s, dict) and "env" in s for s in _tree(Path(path))["suites"].values())
+    return any(isinstance(s, dict) and "env" in s for s in suites_tree(Path(path))["suites"].values())
 
 
 def load_robot_suites(path: str | Path | None = None) -> RobotBook:
@@ -127,7 +114,7 @@ def load_robot_suites(path: str | Path | None = None) -> RobotBook:
     """
     places = [Path(_FILE), Path(__file__).resolve().parents[1] / _FILE] if path is None else [Path(path)]
     file = next((p for p in places if p.is_file()), places[0])
-    tree = _tree(file)
+    tree = suites_tree(file)
     suites: dict[str, RobotSuite] = {}
     problems: list[str] = []
     for name, values in tree["suites"].items():
@@ -153,19 +140,21 @@ def _explain(name: str, error: ValidationError | ConfigError) -> Iterable[str]:
         if item["type"] == "extra_forbidden":
             yield f"suite '{name}': unknown key '{where}'.{did_you_mean(where, known)} Known here: {', '.join(known)}"
         else:
-            yield f"suite '{name}': {where}: {item['msg']}, found {item['input']!r}"[:300]
+            found = "" if item["type"] == "missing" else f", found {item['input']!r}"  # of a missing key: the whole suite
+            yield f"suite '{name}': {where}: {item['msg']}{found}"[:300]
 
 
 @dataclass(frozen=True)
 class Setting:
     """A suite made ready: its configuration, the protocol (None: ours), in which mode the headline is measured, initial states by
-    task where the protocol names them, and what is done otherwise than the protocol says."""
+    task where the protocol names them, what is done otherwise than the protocol says, and otherwise than the suite."""
 
     config: EmbodiedConfig
     protocol: Protocol | None
     mode: str
     states: Mapping[str, Sequence[InitialState]] = field(default_factory=dict)
     deviations: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -173,11 +162,34 @@ class Setting:
         return self.protocol is not None and bool(self.states)
 
 
+def check_overrides(overrides: Sequence[str], chosen: Iterable[RobotSuite], actor: str, cameras: Sequence[str]) -> None:
+    """Refuse what an evaluation cannot change: the simulator is the suites', cameras and actions are the policy's.
+
+    `actor`: the policy's name, `cameras`: those it sees through. Raises ConfigError, before anything else is read from overrides.
+    """
+    tree = parse_overrides(list(overrides))
+    for section in ("action", "vla"):
+        if section in tree:
+            given = ", ".join(o for o in overrides if o.startswith((f"{section}.", f"{section}=")))
+            raise ConfigError(f"mmrl eval: expected the policy's own {section} settings, found the override {given}: {actor} "
+                              "decodes and sees as it was made to; remove it (another chunk or decoding needs another policy)")
+    env = tree.get("env")
+    if not isinstance(env, dict):
+        return
+    suites = list(dict.fromkeys(s.env for s in chosen))
+    if "suite" in env and suites and suites != [env["suite"]]:
+        raise ConfigError(f"mmrl eval: expected the simulator of --suite ({', '.join(suites)}), found the override "
+                          f"env.suite={env['suite']}: remove it, or choose a suite of {env['suite']} (mmrl eval --list-suites)")
+    if "cameras" in env and merge(list(cameras), env["cameras"]) != list(cameras):
+        raise ConfigError(f"mmrl eval: expected the cameras that {actor} sees through, [{', '.join(cameras)}], found the override "
+                          f"env.cameras={env['cameras']}: remove it")
+
+
 def configure(base: EmbodiedConfig, suite: RobotSuite, *, protocol: str | None = None, samples: int = 0,
               overrides: Sequence[str] = (), external: ExternalPolicy | None = None) -> Setting:
-    """The configuration of one suite: `base` are the checkpoint's settings, `overrides` those of the command line, which are in it
-    already; `external`: the policy, where it has no vla.json. Raises ConfigError for an unknown protocol, or one that does not know
-    the suite."""
+    """The configuration of one suite: `base` are the checkpoint's settings, in which `overrides`, those of the command line, are
+    already but for env, which is the checkpoint's own; `external`: the policy, where it has no vla.json. Raises ConfigError for an
+    unknown protocol, one that does not know the suite, or an override that is not for an evaluation."""
     name = protocol or suite.protocol
     rules = protocol_of(name) if name is not None else None
     tree = parse_overrides(list(overrides))
@@ -185,41 +197,84 @@ def configure(base: EmbodiedConfig, suite: RobotSuite, *, protocol: str | None =
     known = read_description(base.model.path) if external is None else (external.settings, external.codec)
     assert known is not None, "only VLA checkpoints come here"
     settings, codec = known
-    kept = base.env.model_dump(include=base.env.model_fields_set, exclude=set(_OF_TASK))
-    if base.env.suite != suite.env:
-        kept = {k: v for k, v in kept.items() if k not in _OF_SIMULATOR}
-    env: dict[str, Any] = {"suite": suite.env, "tasks": suite.tasks, "horizon": suite.horizon,
-                           "image_size": suite.image_size, **kept, "cameras": list(settings.cameras),
-                           "options": {**suite.options, **kept.get("options", {})}}
+    check_overrides(overrides, [suite], base.model.path, settings.cameras)
+    env = _environment(base.env, suite, settings.cameras)
     states: dict[str, Sequence[InitialState]] = {}
     count, deviations = suite.states, []
-    if rules is not None and suite.libero:
-        env["horizon"], env["image_size"], count = rules.steps(suite.libero), rules.image_size, rules.trials
-        env["options"] |= {"wait_steps": rules.wait_steps, "settle_gripper": rules.wait_gripper, "env_seed": rules.env_seed}
-    wanted = {**env, **given, "options": {**env["options"], **given.get("options", {})}, "suite": suite.env}
+    ruling = rules if suite.libero else None  # a protocol decides sampling everywhere, the rest in LIBERO
+    if ruling is not None and suite.libero:
+        env["horizon"], env["image_size"], count = ruling.steps(suite.libero), ruling.image_size, ruling.trials
+        env["options"] |= _start(ruling)
+    wanted = merge(env, given)
     count = int(tree.get("eval_states", count))
-    if rules is not None and suite.libero:
-        deviations = [f"env.{k} {wanted[k]} instead of {env[k]}" for k in ("horizon", "image_size", "options")
-                      if wanted[k] != env[k]]
-        deviations += _policy_deviations(rules, codec)
-        image = rules.describe()["image"]
-        if external is not None and external.facts.image is not None:
-            deviations += [f"pictures: {k} {v} instead of {image.get(k)}" for k, v in external.facts.image.items()
-                           if v != image.get(k)]
-        deviations += [f"{count} trials instead of {rules.trials}"] if count != rules.trials else []
+    temperature = (rules.temperature if rules is not None else None) or base.rollout.temperature
+    sampled = rules is not None and bool(rules.temperature)
+    temperature = tree.get("rollout", {}).get("temperature", temperature) if isinstance(tree.get("rollout"), dict) else temperature
+    seed = base.seed if rules is None or "seed" in tree else rules.seed
+    if rules is not None:
+        deviations = _sampling_deviations(rules, temperature, seed, sampled)
+    if ruling is not None:
+        deviations += [*_simulator_deviations(ruling, env, wanted), *_policy_deviations(ruling, codec),
+                       *_picture_deviations(ruling, external)]
+        deviations += [f"{count} trials instead of {ruling.trials}"] if count != ruling.trials else []
         from robotics.libero import libero_states
 
         states = {task: libero_states(task, "eval", rows="all", count=count) for task in wanted["tasks"]}
-    sampled = rules is not None and bool(rules.temperature)
-    temperature = rules.temperature if sampled and rules is not None and rules.temperature else base.rollout.temperature
-    temperature = tree.get("rollout", {}).get("temperature", temperature) if isinstance(tree.get("rollout"), dict) else temperature
     gallery = tree.get("eval", {}).get("gallery", 2 if len(wanted["tasks"]) <= 4 else 1)
     return Setting(base.model_copy(update={
-        "env": EnvConfig.model_validate(wanted), "action": ActionConfig(), "vla": VLAConfig(), "eval_states": count,
-        "seed": base.seed if rules is None or "seed" in tree else rules.seed,
+        "env": EnvConfig.model_validate(wanted), "action": ActionConfig(), "vla": VLAConfig(), "eval_states": count, "seed": seed,
         "rollout": base.rollout.model_copy(update={"temperature": temperature}),
         "eval": base.eval.model_copy(update={"samples": max(samples, 1) if sampled else samples, "gallery": gallery}),
-    }), rules, "sampled" if sampled else "greedy", states, tuple(deviations))
+    }), rules, "sampled" if sampled else "greedy", states, tuple(deviations),
+        _changes(suite, wanted, {} if ruling is None else _start(ruling) | {"horizon": 0, "image_size": 0}))
+
+
+def _environment(trained: EnvConfig, suite: RobotSuite, cameras: Sequence[str]) -> dict[str, Any]:
+    """env of a suite: its own, with the checkpoint's resources and, in the same simulator, its pictures and options."""
+    kept = trained.model_dump(include=trained.model_fields_set, exclude=set(_OF_TASK))
+    if trained.suite != suite.env:
+        kept = {k: v for k, v in kept.items() if k not in _OF_SIMULATOR}
+    return {"suite": suite.env, "tasks": suite.tasks, "horizon": suite.horizon, "image_size": suite.image_size, **kept,
+            "cameras": list(cameras), "options": {**suite.options, **kept.get("options", {})}}
+
+
+def _changes(suite: RobotSuite, wanted: Mapping[str, Any], ruled: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is played otherwise than the suite says, in words: options came with the checkpoint, or from the command line. `ruled`:
+    what a protocol decides."""
+    found = [f"{k} {wanted[k]} instead of {getattr(suite, k)}" for k in ("horizon", "image_size")
+             if k not in ruled and wanted[k] != getattr(suite, k)]
+    if wanted["tasks"] != suite.tasks:
+        found.insert(0, f"tasks {', '.join(wanted['tasks'])} instead of the suite's {len(suite.tasks)}")
+    for key, value in wanted["options"].items():
+        if key not in ruled and (key not in suite.options or suite.options[key] != value):
+            found.append(f"options.{key} {value}" + (f" instead of {suite.options[key]}" if key in suite.options else ""))
+    return tuple(found)
+
+
+def _sampling_deviations(rules: Protocol, temperature: float, seed: int, sampled: bool) -> list[str]:
+    """Of a greedy protocol the temperature decides nothing that is compared: only --samples uses it."""
+    found = [f"rollout.temperature {temperature} instead of {rules.temperature}"] if sampled and temperature != rules.temperature \
+        else []
+    return [*found, f"seed {seed} instead of {rules.seed}"] if seed != rules.seed else found
+
+
+def _simulator_deviations(rules: Protocol, env: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    found = [f"env.{k} {wanted[k]} instead of {env[k]}" for k in ("horizon", "image_size") if wanted[k] != env[k]]
+    return found + [f"env.options.{k} {wanted['options'][k]} instead of {v}" for k, v in _start(rules).items()
+                    if wanted["options"][k] != v]  # other options (assets, gl) are no matter of a protocol
+
+
+def _picture_deviations(rules: Protocol, external: ExternalPolicy | None) -> list[str]:
+    """Of a process that prepares its pictures itself."""
+    if external is None or external.facts.image is None:
+        return []
+    image = rules.describe()["image"]
+    return [f"pictures: {k} {v} instead of {image.get(k)}" for k, v in external.facts.image.items() if v != image.get(k)]
+
+
+def _start(rules: Protocol) -> dict[str, Any]:
+    """Options of LIBERO that a protocol decides: how an episode starts."""
+    return {"wait_steps": rules.wait_steps, "settle_gripper": rules.wait_gripper, "env_seed": rules.env_seed}
 
 
 def _policy_deviations(rules: Protocol, codec: ActionCodec | ExternalCodec) -> list[str]:
@@ -272,97 +327,3 @@ class ProtocolPolicy:
                                   f"({', '.join(facts.action_space.names)}), found {codec.dim}; choose a suite it was "
                                   "made for, or set env.options as in training (--config FILE gives them)")
         self._agreed = True
-
-
-# results
-
-
-@dataclass(frozen=True)
-class RobotRow:
-    """One line of the table. `success_once`, `success_at_end`: mean, low, high (95 %) in the headline's mode."""
-
-    suite: str
-    protocol: str
-    mode: str
-    tasks: int
-    n: int
-    success_once: Mapping[str, float]
-    success_at_end: Mapping[str, float]
-    sampled: Mapping[str, float] | None
-    per_task: Mapping[str, Mapping[str, Mapping[str, float]]]
-    states: str
-    assets: str
-    render: str
-    simulator: Mapping[str, str]
-    failed_attempts: int
-    unfinished: int
-    official: bool
-    limited: bool
-    deviations: tuple[str, ...] = ()
-    error: str = ""
-
-    @property
-    def stand_in(self) -> bool:
-        """Whether it was measured on stand-in assets, and so is no score of the benchmark."""
-        return "stand-in" in self.assets
-
-    @property
-    def mark(self) -> str:
-        """What stands beside every number of the row."""
-        return " (stand-in assets)" if self.stand_in else ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For suites.json."""
-        return {**asdict(self), "stand_in": self.stand_in}
-
-
-def percent(estimate: Mapping[str, float] | None) -> str:
-    """'55.0 % [41.2, 68.0]', '-' for nothing."""
-    if not estimate:
-        return "-"
-    return f"{100 * estimate['mean']:.1f} % [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
-
-
-def suite_row(name: str, suite: RobotSuite, setting: Setting, results: Mapping[str, Any], limit: int | None) -> RobotRow:
-    """The line of an evaluated suite."""
-    mode, protocol = setting.mode, results["protocol"]
-    found, prefix = results[mode], "" if mode == "greedy" else "sampled/"
-    per_task = {task: {m: row[f"{prefix}{m}"] for m in ("success_once", "success_at_end")}
-                for task, row in results["per_task"].items()}
-    wanted = setting.config.eval_states
-    limited = limit is not None and limit < wanted
-    sampled = results.get("sampled", {}).get("success_once") if mode == "greedy" else None
-    complete = setting.whole and not limited and not setting.deviations and setting.config.env.tasks == suite.tasks
-    return RobotRow(
-        name, protocol["name"], mode, len(setting.config.env.tasks), int(found["success_once"]["n"]), found["success_once"],
-        found["success_at_end"], sampled, per_task, protocol["states"], protocol["assets"], protocol["render"],
-        protocol["simulator"], len(results["failed_attempts"]), sum(int(t["error"]) for t in results["failures"].values()),
-        suite.official and complete and "stand-in" not in protocol["assets"], limited, setting.deviations)
-
-
-def failed_row(name: str, suite: RobotSuite, error: str) -> RobotRow:
-    """The line of a suite that could not be evaluated."""
-    return RobotRow(name, suite.protocol or "own", "greedy", len(suite.tasks), 0, {}, {}, None, {}, "", "unknown", "unknown", {}, 0,
-                    0, False, False, (), error)
-
-
-def markdown(rows: Sequence[RobotRow], suites: Mapping[str, RobotSuite], checkpoint: str) -> str:
-    """The table as Markdown, and what each number was measured on below it."""
-    lines = [f"# {checkpoint}", "", "| suite | protocol | states | success rate (95 %) | success at end (95 %) | comparable |",
-             "|---|---|--:|--:|--:|---|"]
-    for row in rows:
-        count = f"{row.n}{' (first n)' if row.limited else ''}"
-        lines.append(f"| {row.suite} | {row.protocol} | {count} | {percent(row.success_once)}{row.mark} | "
-                     f"{percent(row.success_at_end)}{row.mark} | {'yes' if row.official else 'no'} |")
-    lines.append("")
-    for row in rows:
-        words = [row.mode, f"states: {row.states}", f"assets: {row.assets}", f"GL backend: {row.render}",
-                 ", ".join(f"{k} {v}" for k, v in row.simulator.items()), f"failed attempts: {row.failed_attempts}",
-                 f"not finished: {row.unfinished}", *row.deviations, " ".join(suites[row.suite].notes.split())]
-        lines.append(f"- {row.suite}: " + ("; ".join(w for w in words if w) if not row.error else f"error: {row.error}"))
-        if row.stand_in:
-            lines.append("  - measured on stand-in assets: not a score of the benchmark")
-        if row.tasks > 1:
-            lines += [f"  - {task}: {percent(found['success_once'])}, at end {percent(found['success_at_end'])}{row.mark}"
-                      for task, found in row.per_task.items()]
-    return "\n".join(lines) + "\n"

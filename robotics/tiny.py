@@ -28,7 +28,7 @@ __all__ = ["SPEED", "Canvas", "TinySimulator"]
 _CAMERAS = ("base", "wrist")
 _WRIST_HALF = 0.45  # half the width of what the wrist camera sees, in units of the table
 _OPTIONS: dict[str, Any] = {"reward": "sparse", "stop_at_success": True, "tolerance": 0.12,
-                            "discs": 3, "apart": (0.5, 4.0), "render_s": 0.0, "step_s": 0.0, "reset_s": 0.0}
+                            "discs": 3, "apart": (0.3, 4.0), "render_s": 0.0, "step_s": 0.0, "reset_s": 0.0}
 _OUTSIDE = (92, 92, 98)
 _GOLDEN = 0x9E3779B9  # mixes the task into the seed, so that tasks do not share layouts
 
@@ -92,9 +92,9 @@ def _checked_options(spec: EnvSpec) -> dict[str, Any]:
         raise ConfigError(f"tiny/{spec.task}: expected discs from 1 to 4, found {options['discs']!r}")
     apart = options["apart"]
     numbers = isinstance(apart, (list, tuple)) and len(apart) == 2 and all(isinstance(v, (int, float)) for v in apart)
-    if not numbers or not 0.5 <= apart[0] < apart[1] or apart[0] > 1.8:
-        raise ConfigError(f"tiny/{spec.task}: expected apart as [nearest, farthest] with 0.5 <= nearest < farthest and nearest up "
-                          f"to 1.8, found {apart!r}")
+    if not numbers or not 0.3 <= apart[0] < apart[1] or apart[0] > 1.5:
+        raise ConfigError(f"tiny/{spec.task}: expected apart as [nearest, farthest] with 0.3 <= nearest < farthest and nearest up "
+                          f"to 1.5, found {apart!r}")
     for name in ("tolerance", "render_s", "step_s", "reset_s"):
         value = options[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):

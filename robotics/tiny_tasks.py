@@ -5,7 +5,7 @@
 
 push: the round arm pushes a round block onto the goal. A push off centre deflects the block, so it must be steered.
 reach: discs of different colours (option discs, 1 to 4, default 3); the instruction names one (option apart: how far it is from
-the arm). Touching another ends the episode as a failure.
+the arm, by its larger coordinate, which is what control steps depend on). Touching another ends the episode as a failure.
 pick: go over the block, close the gripper, carry it to the goal.
 Plain floats; places are (x, y) on the table [-1, 1] x [-1, 1].
 """
@@ -37,6 +37,10 @@ Shape = tuple[Place, float, tuple[int, int, int], float]
 
 def _distance(a: Place, b: Place) -> float:
     return math.hypot(a[0] - b[0], a[1] - b[1])
+
+
+def _longest(a: Place, b: Place) -> float:
+    return max(abs(a[0] - b[0]), abs(a[1] - b[1]))
 
 
 def _towards(a: Place, b: Place) -> tuple[float, ...]:
@@ -155,7 +159,7 @@ class ReachTask(TinyTask):
     """Move to the disc whose colour the instruction names, one of `discs_wanted`."""
 
     discs_wanted = 3
-    apart = (0.5, 4.0)  # between arm and named disc, in table units
+    apart = (0.3, 4.0)  # between arm and named disc, the larger of |dx| and |dy|, in table units
 
     def lay(self, rng: np.random.Generator) -> None:
         """Different colours; the straight way from the arm to the named disc is free."""
@@ -164,7 +168,7 @@ class ReachTask(TinyTask):
             places = [_draw(rng, 0.75) for _ in names]
             self.arm = _draw(rng, 0.85)
             if min(_distance(a, b) for i, a in enumerate((*places, self.arm)) for b in places[:i]) >= 0.5 and (
-                    self.apart[0] <= _distance(places[0], self.arm) <= self.apart[1]) and all(
+                    self.apart[0] <= _longest(places[0], self.arm) <= self.apart[1]) and all(
                     self._clearance(places[0], other) >= 0.3 for other in places[1:]):
                 break
         order = [int(i) for i in rng.permutation(len(names))]  # what is drawn first says nothing about the target

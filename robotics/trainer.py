@@ -1,11 +1,12 @@
 """The embodied trainer: mmrl's loop (metrics, alarms, evaluation, checkpoints, resume) over groups of episodes.
 
-    EmbodiedTrainer(load_embodied("configs/tiny_robot.yaml")).fit()
+    EmbodiedTrainer(load_embodied("configs/robot_tiny.yaml")).fit()
 
 The schedule (serial, pipelined, async) is mmrl.pipeline's; what it rolls out is robotics.source, what it trains robotics.update.
 """
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.alarms import Alarm
-from mmrl.errors import ConfigError, NonFiniteError
+from mmrl.errors import ConfigError
 from mmrl.evaluate import Evaluation
 from mmrl.metrics import peak_memory_gib
-from mmrl.pipeline import Pipeline, PipelineSettings
+from mmrl.pipeline import Pipeline
 from mmrl.timeline import Timeline
 from mmrl.trainer import Trainer
 from robotics.config import EmbodiedConfig, EnvConfig
@@ -28,8 +28,8 @@ from robotics.evaluate import evaluate_policy
 from robotics.load import load_vla
 from robotics.pool import EnvPool
 from robotics.pool_types import PoolSettings
-from robotics.rollout import Driver, EpisodeGroup
-from robotics.source import EpisodeSource, StepRecord, env_specs
+from robotics.rollout import Driver, EpisodeGroup, Failure
+from robotics.source import EpisodeSource, Played, StepRecord, env_specs
 from robotics.update import EmbodiedUpdate, EmbodiedUpdater
 
 __all__ = ["EmbodiedTrainer", "pool_settings"]
@@ -81,12 +81,20 @@ class EmbodiedTrainer(Trainer):
             self.driver = Driver(self.pool, self.policy, seed=c.seed, stages=stages, temperature=c.rollout.temperature,
                                  retries=c.env.retries, timeline=self.timeline, bootstrap=c.rl.bootstrap)
             self.source = EpisodeSource(c, self.driver)
+            self._ahead: list[Failure] = []  # attempts of the next steps that failed during an evaluation
             self.updater = EmbodiedUpdater(c, self.policy, self.optimizer)
-            settings = PipelineSettings(schedule=c.schedule.kind, order=c.schedule.order,
-                                        staleness=c.schedule.staleness if c.schedule.kind == "async" else 0)
-            with Pipeline(self.source, self.updater, settings, last_step=c.train.steps, version=self.start_step,
-                          timeline=self.timeline) as self.pipeline:
+            with self._pipeline(self.source) as self.pipeline:
                 yield
+
+    @property
+    def collected(self) -> str:
+        """Why the groups of a step are trained on together, after the last has closed; '' where each is as it closes."""
+        kind = self.config.schedule.kind
+        return f"schedule.kind {kind}" if kind == "serial" else self.updater.collects
+
+    def _started(self) -> list[str]:
+        why = self.collected
+        return [f"groups are collected, not streamed: {why}" if why else "groups are streamed: trained on as they close"]
 
     def _state(self) -> dict[str, Any]:
         return {"updates": self.updater.updates, "version": self.policy.version}
@@ -98,23 +106,23 @@ class EmbodiedTrainer(Trainer):
         began = time.perf_counter()
         before, failed = dict(self.driver.counters), len(self.driver.failures)
         try:
-            outcome = self.pipeline.step(step)
-        except NonFiniteError as error:
-            self._raise_alarms([Alarm(step, "non_finite", str(error), "error")])
+            with self._alarmed(step):
+                outcome = self.pipeline.step(step)
+        except Exception:  # a step that is never finished: what failed in it is the reason
+            self._failed = self._ahead + self.driver.failures[failed:]
+            self.folder.append("failures.jsonl", self._failures())
             raise
-        self._record, self._failed = self.source.records.pop(step), self.driver.failures[failed:]
-        work = {k: v - before[k] for k, v in self.driver.counters.items()}
+        self._record, self._failed = self.source.records.pop(step), self._ahead + self.driver.failures[failed:]
+        self._ahead = []
+        self._record.groups.sort(key=lambda group: group[0].key)  # they closed in any order
+        work = {k: v - before[k] for k, v in self.driver.counters.items()} | {"failed_attempts": float(len(self._failed))}
         total = time.perf_counter() - began
-        row = {"step": step, **step_row(self.config, self._record, outcome.result, work),
-               "train/staleness": float(outcome.staleness), "train/groups/stale": float(outcome.stale),
-               **self.timeline.metrics(step), "time/rollout": work["infer_s"], "time/update": outcome.result.update_s,
-               "time/total": total, "perf/control_steps_per_s": work["control_steps"] / total,
-               "perf/episodes_per_s": work["episodes"] / total, "perf/peak_memory_gib": peak_memory_gib()}
-        every = self.config.schedule.timeline
-        if every and (step % every == 0 or step == 1):
-            self.timeline.write_step(self.folder.path / "timeline", step)
-            self.timeline.write_chrome_trace(self.folder.path / "timeline" / "trace.json")
-        return row
+        return {
+            "step": step, **step_row(self.config, self._record, outcome.result, work), "train/streamed": float(not self.collected),
+            "train/staleness": float(outcome.staleness), "train/groups/stale": float(outcome.stale),
+            **self._times(step), "time/rollout": work["infer_s"], "time/update": outcome.result.update_s,
+            "time/total": total, "perf/control_steps_per_s": work["control_steps"] / total,
+            "perf/episodes_per_s": work["episodes"] / total, "perf/peak_memory_gib": peak_memory_gib()}
 
     def _failures(self) -> list[dict[str, Any]]:
         return [{"step": f.key[0], "source": f.task, "id": f.state, "member": f.member, "attempt": f.attempt, "reason": f.reason}
@@ -122,25 +130,33 @@ class EmbodiedTrainer(Trainer):
 
     def _log_rollouts(self, step: int) -> None:
         shown = self._record.groups[: self.config.train.log_rollouts]
-        self.folder.append(f"rollouts/step_{step:06d}.jsonl", [episode_row(g, i) for g in shown for i in range(len(g.episodes))])
+        self.folder.append(f"rollouts/step_{step:06d}.jsonl", [episode_row(e) for g in shown for e in g])
 
     def _evaluation(self, step: int, *, full: bool) -> Evaluation | None:
         videos = self.folder.path / "eval" / f"step_{step:06d}" / "videos" if full and self.config.eval.gallery else None
-        return evaluate_policy(self.config, self.driver, step, limit=None if full else self.config.eval.limit, videos=videos)
+        before = len(self.driver.failures)
+        found = evaluate_policy(self.config, self.driver, step, limit=None if full else self.config.eval.limit, videos=videos)
+        own = found.results["failed_attempts"]
+        self._ahead += [f for f in self.driver.failures[before:] if dataclasses.asdict(f) not in own]  # steps under way (async)
+        return found
 
 
-def episode_row(group: EpisodeGroup, member: int) -> dict[str, Any]:
+def episode_row(e: Played) -> dict[str, Any]:
     """One line of rollouts/: what the policy chose and what it earned."""
-    e = group.episodes[member]
-    return {"step": group.request.key[0], "key": list(group.request.key), "task": e.spec.task, "state": e.state.name,
-            "seed": e.state.seed, "member": member,
+    return {"step": e.key[0], "key": list(e.key), "task": e.task, "state": e.state, "seed": e.seed, "member": e.member,
             "success_once": e.success_once, "success_at_end": e.success_at_end, "steps": e.steps,
-            "return": e.reward, "error": e.error, "tokens": [list(d.tokens) for d in e.decisions]}
+            "return": e.reward, "error": e.error, "tokens": [list(chosen) for chosen in e.tokens]}
 
 
 def step_row(config: EmbodiedConfig, record: StepRecord, update: EmbodiedUpdate, work: dict[str, float]) -> dict[str, Any]:
-    """The metrics of a step, overall and by task."""
-    episodes = [e for g in record.groups for e in g.episodes]
+    """The metrics of a step, overall and by task.
+
+    An episode that kept failing (a simulator that crashes or hangs, `error`) counts as one without success and without reward in
+    train/success_once, success_at_end, reward and accuracy: what the run got out of what it asked for; its share is
+    1 - train/parse_rate. By task the two are apart: train/TASK/failed is the share of episodes that failed, train/TASK/success_once
+    the success of those that finished, None where none did. A task that a step did not play has None for both.
+    """
+    episodes = [e for g in record.groups for e in g]
     done = [e for e in episodes if e.error is None]
     own = update.stats.means()
     row: dict[str, Any] = {
@@ -164,8 +180,9 @@ def step_row(config: EmbodiedConfig, record: StepRecord, update: EmbodiedUpdate,
                     "train/critic/clipped": found.clipped / max(found.count, 1.0)})
     if len(config.env.tasks) > 1:
         for task in config.env.tasks:
-            mine = [e for e in episodes if e.spec.task == task]
-            row[f"train/{task}/success_once"] = _mean([e.success_once for e in mine])
+            mine = [e for e in episodes if e.task == task]
+            row[f"train/{task}/success_once"] = _mean([e.success_once for e in mine if e.error is None])
+            row[f"train/{task}/failed"] = _mean([e.error is not None for e in mine])
     return row
 
 

@@ -1,13 +1,14 @@
 """One embodied update: advantages of closed groups, decisions in micro-batches, gradients summed and scaled once.
 
-GRPO compares the episodes of one initial state; PPO judges each decision by a critic (GAE). Either way the loss is a sum over
-decisions that is divided once by a denominator counted over the whole step, so groups may be trained on as they close
-(`begin`, `add`, `finish`): the result is that of training on all of them afterwards (`run`). With several passes over a
-step, and for PPO, whose advantages are normalised over the step, groups are only collected as they close. Decisions of
-older weights (async) are corrected as `schedule.correction` says (mmrl.algorithms.staleness): the old policy of the ratio is
-the one before the update, and now / then becomes a bounded weight.
+GRPO compares the episodes of one initial state; PPO judges each decision, or each action step of it, by a critic (GAE). Either
+way the loss is a sum over decisions that is divided once by a denominator counted over the whole step, so groups may be trained
+on as they close (`begin`, `add`, `finish`): the result is that of training on all of them afterwards. With several passes over a
+step, and for PPO, whose advantages are normalised over the step, groups are only collected as they close. Decisions of older
+weights (async) are corrected as `schedule.correction` says (mmrl.algorithms.staleness): the old policy of the ratio is the one
+before the update, and now / then becomes a bounded weight.
 
-Legend: N tokens of all decisions of a micro-batch, D decisions, K action steps of a chunk, A action dimensions.
+Legend: N tokens of all decisions of a micro-batch, D decisions, A action dimensions, V values and advantages of a decision: 1, or
+with rl.level action one per action step; then each judges the A tokens of its step.
 """
 from __future__ import annotations
 
@@ -21,27 +22,30 @@ import torch
 
 from mmrl.algorithms import (
     CorrectionSettings,
-    LossStats,
     ObjectiveSettings,
     ValueStats,
     behave_weights,
     critic_warming_up,
+    length_weights,
     policy_loss,
     token_mask,
     trainable,
     value_loss,
 )
 from mmrl.errors import NonFiniteError
-from mmrl.optim import learning_rate, reduce_and_scale, set_learning_rate
+from mmrl.optim import take_step
 from mmrl.policy.encode import Prompt
+from mmrl.policy.pack import within_budget
+from mmrl.update import SourceStats
 from robotics.config import EmbodiedConfig
 from robotics.critic import critique, ppo_settings
 from robotics.returns import outcome_of
 from robotics.rollout import Episode, EpisodeGroup
-from robotics.sft import parts_of
 from robotics.vla import VLAPolicy
 
 __all__ = ["EmbodiedUpdate", "EmbodiedUpdater"]
+
+_Column = Sequence[Sequence[float]]  # V numbers for each decision of an episode
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ class _Item:
     mask: np.ndarray
     advantage_N: np.ndarray
     weight: float
-    value: float = 0.0
-    target: float = 0.0
+    values_V: tuple[float, ...] = ()
+    targets_V: tuple[float, ...] = ()
     stale: bool = False
     proximal: tuple[float, ...] | None = None  # log-probs before the update, of stale decisions where it has several passes
 
@@ -67,22 +71,14 @@ class _Trajectory:
 
 
 @dataclass
-class EmbodiedUpdate:
+class EmbodiedUpdate(SourceStats):
     """What an update did: sums, and the seconds it took."""
 
-    stats: LossStats = field(default_factory=LossStats)
-    gap_sum: float = 0.0
-    gap_max: float = 0.0
-    gap_tokens: float = 0.0
-    entropy: float = 0.0
-    entropy_tokens: float = 0.0
     grad_norms: list[float] = field(default_factory=list)
     denominator: float = 0.0
     lr: float = 0.0
-    packed_tokens: float = 0.0
     update_s: float = 0.0
     logprobs_s: float = 0.0
-    trajectories: int = 0
     decisions: int = 0
     value_stats: ValueStats = field(default_factory=ValueStats)
     critic: dict[str, float] = field(default_factory=dict)
@@ -121,28 +117,27 @@ class EmbodiedUpdater:
         return self.config.train.steps * self.config.algorithm.epochs * self.config.algorithm.minibatches
 
     @property
+    def collects(self) -> str:
+        """Which settings keep groups until the last has closed; '' where each can be trained on as it closes: one optimizer step,
+        and advantages that need their own group only."""
+        a, kind = self.config.algorithm, self.config.rl.kind
+        why = {f"algorithm.epochs {a.epochs}": a.epochs > 1, f"algorithm.minibatches {a.minibatches}": a.minibatches > 1,
+               f"rl.kind {kind} (its advantages are normalised over the step)": kind == "ppo"}
+        return ", ".join(words for words, holds in why.items() if holds)
+
+    @property
     def streams(self) -> bool:
-        """Whether groups can be trained on as they close: one optimizer step, and advantages that need their own group only."""
-        a = self.config.algorithm
-        return a.epochs == 1 and a.minibatches == 1 and self.config.rl.kind == "grpo"
-
-    # all groups at once
-
-    def run(self, step: int, groups: Sequence[EpisodeGroup]) -> EmbodiedUpdate:
-        """Train on the groups of a step. Raises NonFiniteError."""
-        self.begin(step)
-        for group in groups:
-            self.add(group)
-        return self.finish()
+        """Whether a group's gradient is taken as it closes."""
+        return not self.collects
 
     def _train_on_all(self, groups: Sequence[EpisodeGroup], result: EmbodiedUpdate) -> None:
-        step = self.step
+        """All passes over the step's groups, whatever the order they closed in."""
         trajectories = self._prepared(sorted(groups, key=lambda g: g.request.key), result)
         a = self.config.algorithm
         if a.epochs * a.minibatches > 1 and self.correction.mode != "none":
             trajectories = self._with_proximal(trajectories, result)
         for epoch in range(a.epochs):
-            order = np.random.default_rng((self.config.seed, 37, step, epoch)).permutation(len(trajectories))
+            order = np.random.default_rng((self.config.seed, 37, self.step, epoch)).permutation(len(trajectories))
             for number, part in enumerate(np.array_split(order, a.minibatches)):
                 self.optimizer.zero_grad(set_to_none=True)
                 self._backward([trajectories[i] for i in part], result, fresh=epoch == 0 and number == 0, first=epoch == 0)
@@ -181,7 +176,8 @@ class EmbodiedUpdater:
             denominator, result.denominator = result.denominator, 0.0
             self._apply(denominator, result)
         else:
-            self._train_on_all(sorted(self._collected, key=lambda g: g.request.key), result)
+            groups, self._collected = self._collected, []
+            self._train_on_all(groups, result)
         result.critic = {**result.critic, **result.correction()}
         result.update_s += time.perf_counter() - began - result.logprobs_s
         return result
@@ -200,30 +196,27 @@ class EmbodiedUpdater:
         else:
             for group in groups:
                 advantages = outcome_of(self.config, group).advantages_G
-                found += [self._trajectory(e, [a] * len(e.decisions)) for e, a in zip(group.episodes, advantages, strict=True)
+                found += [self._trajectory(e, [(a,)] * len(e.decisions)) for e, a in zip(group.episodes, advantages, strict=True)
                           if trainable(e)]
-        result.trajectories += len(found)
         result.decisions += sum(len(t.items) for t in found)
         return found
 
-    def _trajectory(self, episode: Episode, advantages: Sequence[float], values: Sequence[float] = (),
-                    returns: Sequence[float] = ()) -> _Trajectory:
+    def _trajectory(self, episode: Episode, advantages: _Column, values: _Column | None = None,
+                    returns: _Column | None = None) -> _Trajectory:
         masks = [np.array(token_mask(d.valid_C, len(d.tokens), self.vla.codec.dim)) for d in episode.decisions]
         tokens = int(sum(m.sum() for m in masks))
-        per_trajectory = self.config.rl.length_norm == "trajectory"
-        blank = [0.0] * len(masks)
-        weight = 1.0 / tokens if per_trajectory else 1.0
-        items = [_Item(d.prompt, d.tokens, d.logps, mask, np.full(len(mask), a, np.float32), weight, v, r,
-                       stale=d.policy_version < self.step - 1)
+        norm = length_weights([tokens], "trajectory_mean" if self.config.rl.length_norm == "trajectory" else "token_mean")
+        weight, blank = float(norm.weights_B[0]), [()] * len(masks)
+        items = [_Item(d.prompt, d.tokens, d.logps, mask, np.repeat(np.asarray(a, np.float32), len(mask) // len(a)), weight,
+                       tuple(v), tuple(r), stale=d.policy_version < self.step - 1)
                  for d, mask, a, v, r in zip(episode.decisions, masks, advantages, values or blank, returns or blank, strict=True)]
-        return _Trajectory(tuple(items), 1.0 if per_trajectory else float(tokens))
+        return _Trajectory(tuple(items), norm.denominator)
 
     def _backward(self, trajectories: Sequence[_Trajectory], result: EmbodiedUpdate, *, fresh: bool, first: bool) -> None:
         items = [i for t in trajectories for i in t.items]
         lengths = [i.prompt.length + len(i.tokens) for i in items]
-        for part in parts_of(lengths, self.config.train.token_budget):
+        for part in within_budget(lengths, self.config.train.token_budget):
             self._micro_batch([items[i] for i in part], result, fresh, first)
-            result.packed_tokens += sum(lengths[i] for i in part)
 
     def _with_proximal(self, trajectories: Sequence[_Trajectory], result: EmbodiedUpdate) -> list[_Trajectory]:
         """The trajectories with the log-probs that the weights before the update give to stale decisions."""
@@ -231,7 +224,7 @@ class EmbodiedUpdater:
         stale = [i for t in trajectories for i in t.items if i.stale]
         known: dict[int, tuple[float, ...]] = {}
         with torch.no_grad():
-            for part in parts_of([i.prompt.length + len(i.tokens) for i in stale], self.config.train.token_budget):
+            for part in within_budget([i.prompt.length + len(i.tokens) for i in stale], self.config.train.token_budget):
                 batch = [stale[n] for n in part]
                 out = self.vla.evaluate([i.prompt for i in batch], [i.tokens for i in batch], self.config.rollout.temperature)
                 pieces = out.logp_N.split([len(i.tokens) for i in batch])
@@ -261,14 +254,14 @@ class EmbodiedUpdater:
     def _micro_batch(self, items: Sequence[_Item], result: EmbodiedUpdate, fresh: bool, first: bool) -> None:
         temperature, device = self.config.rollout.temperature, self.vla.core.device
         prompts, tokens = [i.prompt for i in items], [i.tokens for i in items]
+        warming = self._warming
         reference_N = None
-        if self.settings.kl_coef > 0:
+        if self.settings.kl_coef > 0 and not warming:
             began = time.perf_counter()
             with torch.no_grad(), self.vla.reference() as reference:
                 reference_N = reference.evaluate(prompts, tokens, temperature).logp_N
             result.logprobs_s += time.perf_counter() - began
-        warming = self.config.rl.kind == "ppo" and critic_warming_up(self.ppo, self.step - 1)
-        out = self.vla.evaluate(prompts, tokens, temperature, entropy_gradient=self.config.rl.entropy_coef > 0,
+        out = self.vla.evaluate(prompts, tokens, temperature, entropy_gradient=self.config.rl.entropy_coef > 0 and not warming,
                                 detach_values=warming)
 
         def column(values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
@@ -280,29 +273,32 @@ class EmbodiedUpdater:
         sequence_N = column([np.full(len(i.tokens), d) for d, i in enumerate(items)], torch.long)
         advantage_N = column([i.advantage_N for i in items], torch.float32)
         old_N, factor_N, stale_N = self._corrected(items, out.logp_N.detach(), behaviour_N, mask_N, result, first)
-        loss = policy_loss(self.settings, out.logp_N, old_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N,
-                           weight_N=factor_N, scale_N=weight_N)
-        total = loss.loss * (0.0 if warming else 1.0)
-        if self.config.rl.entropy_coef > 0 and not warming:
-            total = total - self.config.rl.entropy_coef * (out.entropy_N * weight_N)[mask_N].sum()
+        total = torch.zeros((), device=device)
+        if not warming:  # left out, not multiplied by 0: 0 * inf is NaN, and a gradient of 0 still moves AdamW
+            loss = policy_loss(self.settings, out.logp_N, old_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N,
+                               weight_N=factor_N, scale_N=weight_N)
+            result.stats += loss.stats
+            total = loss.loss
+            if self.config.rl.entropy_coef > 0:
+                total = total - self.config.rl.entropy_coef * (out.entropy_N * weight_N)[mask_N].sum()
         if self.config.rl.kind == "ppo":
-            total = total + self._value_term(items, out.value_D, result)
+            total = total + self._value_term(items, out.values_DV, result)
         if not torch.isfinite(total):
             raise NonFiniteError(f"the loss is {float(total)} in step {self.step}; lower optim.lr or resume from the last "
                                  "checkpoint")
         total.backward()
-        result.stats += loss.stats
         if first:
             self._observe(out, behaviour_N, mask_N, stale_N, result, fresh)
 
-    def _value_term(self, items: Sequence[_Item], value_D: torch.Tensor, result: EmbodiedUpdate) -> torch.Tensor:
-        """The critic's loss; decisions weigh as in the policy's loss."""
-        def column(values: Sequence[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=value_D.device)
+    def _value_term(self, items: Sequence[_Item], values_DV: torch.Tensor, result: EmbodiedUpdate) -> torch.Tensor:
+        """The critic's loss over the steps that were executed; a value weighs as the tokens it judges do in the policy's loss."""
+        def column(values: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.as_tensor(np.asarray(values).reshape(-1), dtype=dtype, device=values_DV.device)
 
-        found = value_loss(self.ppo, value_D, column([i.value for i in items]), column([i.target for i in items]),
-                           torch.ones(len(items), dtype=torch.bool, device=value_D.device),
-                           column([i.weight * float(i.mask.sum()) for i in items]))
+        tokens_DV = np.array([i.mask.reshape(values_DV.shape[1], -1).sum(1) for i in items])
+        weight_DV = np.array([i.weight for i in items])[:, None] * tokens_DV
+        found = value_loss(self.ppo, values_DV.flatten(), column([i.values_V for i in items]), column([i.targets_V for i in items]),
+                           column(tokens_DV > 0, torch.bool), column(weight_DV))
         result.value_stats += found.stats
         return self.config.rl.value_coef * found.loss
 
@@ -318,16 +314,21 @@ class EmbodiedUpdater:
             result.gap_max = max(result.gap_max, float(gap_M.max()))
             result.gap_tokens += gap_M.numel()
 
+    @property
+    def _warming(self) -> bool:
+        """Whether this step trains the critic alone."""
+        return self.config.rl.kind == "ppo" and critic_warming_up(self.ppo, self.step - 1)
+
     def _apply(self, denominator: float, result: EmbodiedUpdate) -> None:
-        reduce_and_scale(self.parameters, denominator)
-        norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], self.config.optim.max_grad_norm)
-        if not torch.isfinite(norm):
-            raise NonFiniteError(f"the gradient norm is {float(norm)} in optimizer step {self.updates + 1}; lower optim.lr or "
-                                 "resume from the last checkpoint")
-        result.lr = learning_rate(self.config.optim, self.updates, self.total_updates)
-        set_learning_rate(self.optimizer, result.lr)
-        if denominator > 0:
-            self.optimizer.step()
+        parameters = self.parameters
+        if self._warming:  # the policy keeps gradients None, which AdamW skips: with zeros it would decay the weights and count
+            assert self.vla.value_head is not None  # its steps on, and divide the first real gradients by moments still near 0
+            head = {id(p) for p in self.vla.value_head.parameters()}
+            parameters = [(name, p) for name, p in parameters if id(p) in head]
+        norm, result.lr = take_step(
+            self.optimizer, parameters, self.config.optim, denominator, self.updates, self.total_updates,
+            lambda norm: f"the gradient norm is {norm} in optimizer step {self.updates + 1}; lower optim.lr or resume from the "
+                         "last checkpoint")
         self.updates += 1
-        result.grad_norms.append(float(norm))
+        result.grad_norms.append(norm)
         result.denominator += denominator

@@ -9,7 +9,8 @@ Every action dimension of every step of the chunk is one token out of `bins` add
 Proprioception enters as bin tokens of the prompt (pi0.5, arXiv 2504.16054), a wrist camera as a second picture. Training and
 rollout share one forward pass, `evaluate`.
 
-Legend: D decisions, U different prompts, N tokens of a decision (chunk steps x action dimensions), V bins, H hidden width.
+Legend: D decisions, U different prompts, N tokens of a decision (chunk steps x action dimensions), H hidden width; third axis
+of logits: bins, of values V: one per decision, or one per action step (rl.level action).
 """
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def _query_token(index: int) -> str:
     return f"<|action_query_{index:02d}|>"
 
 
-def add_action_tokens(model: Any, processor: Any, bins: int, queries: int) -> int:
-    """Add bin and query tokens to tokenizer and model where they are missing; returns how many were new.
+def add_action_tokens(model: Any, processor: Any, bins: int, queries: int) -> list[int]:
+    """Add bin and query tokens to tokenizer and model where they are missing; returns the ids of the new ones.
 
     Rows of the embedding beyond the tokenizer's vocabulary are used before it is enlarged (Qwen2.5-VL has 271 of them).
     """
@@ -55,7 +56,7 @@ def add_action_tokens(model: Any, processor: Any, bins: int, queries: int) -> in
     known = tokenizer.get_vocab()
     new = [t for t in wanted if t not in known]
     if not new:
-        return 0
+        return []
     tokenizer.add_tokens(new, special_tokens=True)
     embedding = model.get_input_embeddings().weight
     if len(tokenizer) > embedding.shape[0]:
@@ -68,26 +69,33 @@ def add_action_tokens(model: Any, processor: Any, bins: int, queries: int) -> in
         head = model.get_output_embeddings().weight
         for table in (embedding,) if head is embedding else (embedding, head):
             table[ids] = noise.to(table)
-    return len(new)
+    return ids.tolist()
+
+
+def _distinct(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]]:
+    """The different ones among `prompts`, in order of their first appearance, and which of them each prompt is."""
+    known: dict[str, tuple[int, Prompt]] = {}
+    owner = [known.setdefault(p.fingerprint, (len(known), p))[0] for p in prompts]
+    return [p for _, p in known.values()], owner
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the policy chose in one decision: bin indices (N,) and their fp32 log-probs; the value where there is a head."""
+    """What the policy chose in one decision: bin indices (N,) and their fp32 log-probs; the values (V,), 0 without a head."""
 
     tokens: tuple[int, ...]
     logps: tuple[float, ...]
-    value: float
+    values_V: tuple[float, ...]
     prompt: Prompt
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """logp_N and entropy_N of all tokens of all decisions one after the other, differentiable log-probs and values (D,)."""
+    """logp_N and entropy_N of all tokens of all decisions one after the other, differentiable log-probs and values (D, V)."""
 
     logp_N: torch.Tensor
     entropy_N: torch.Tensor
-    value_D: torch.Tensor
+    values_DV: torch.Tensor
 
 
 class VLAPolicy:
@@ -183,18 +191,15 @@ class VLAPolicy:
 
     def _values(self, hidden_UH: torch.Tensor) -> torch.Tensor:
         if self.value_head is None:
-            return hidden_UH.new_zeros(len(hidden_UH), dtype=torch.float32)
+            return hidden_UH.new_zeros((len(hidden_UH), 1), dtype=torch.float32)
         with torch.autocast(self.core.device.type, enabled=False):
-            return self.value_head(hidden_UH.float())[:, 0]
+            return self.value_head(hidden_UH.float())
 
     def evaluate(self, prompts: Sequence[Prompt], tokens_DN: Sequence[Sequence[int]], temperature: float = 1.0, *,
                  entropy_gradient: bool = False, detach_values: bool = False) -> Evaluated:
         """Log-probs and entropies (nats) of chosen tokens, and values; decisions of equal prompts share one forward pass. With
         `detach_values` the values' gradient ends at the value head."""
-        unique: dict[str, int] = {}
-        owner_D = [unique.setdefault(p.fingerprint, len(unique)) for p in prompts]
-        first = {u: d for d, u in reversed(list(enumerate(owner_D)))}
-        chosen = [prompts[first[u]] for u in range(len(unique))]
+        chosen, owner_D = _distinct(prompts)
         tokens = torch.tensor([list(t) for t in tokens_DN], device=self.core.device)
         parallel = self.settings.decode == "parallel"
         completions: list[tuple[tuple[int, ...], ...]]
@@ -209,21 +214,21 @@ class VLAPolicy:
         with self.core.autocast():
             hidden, last_UH = self._hidden(chosen, completions)
             logits = self._logits(hidden, temperature)
-            value_D = self._values(last_UH.detach() if detach_values else last_UH)[owner]
+            values_DV = self._values(last_UH.detach() if detach_values else last_UH)[owner]
         back = torch.tensor(np.argsort(order), device=self.core.device)
         logits_DNV = logits[owner] if parallel else logits[back]
         logps_DNV = logits_DNV.log_softmax(-1)
         logp_DN = logps_DNV.gather(-1, tokens[..., None])[..., 0]
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_DN = -(logps_DNV.exp() * logps_DNV).sum(-1)
-        return Evaluated(logp_DN.flatten(), entropy_DN.flatten(), value_D)
+        return Evaluated(logp_DN.flatten(), entropy_DN.flatten(), values_DV)
 
     @torch.no_grad()
     def values(self, prompts: Sequence[Prompt]) -> list[float]:
-        """The critic's value of each prompt; zeros without a critic."""
+        """The critic's value of each prompt (of its first action step); zeros without a critic."""
         if self.value_head is None or not prompts:
             return [0.0] * len(prompts)
-        return self.evaluate(prompts, [(0,) * self.tokens_per_decision] * len(prompts)).value_D.tolist()
+        return self.evaluate(prompts, [(0,) * self.tokens_per_decision] * len(prompts)).values_DV[:, 0].tolist()
 
     # acting
 
@@ -236,20 +241,18 @@ class VLAPolicy:
         prompts = [self.prompt(o) for o in observations]
         if self.settings.decode == "autoregressive":
             return self._write(prompts, keys, greedy, temperature)
-        unique: dict[str, int] = {}
-        owner = [unique.setdefault(p.fingerprint, len(unique)) for p in prompts]
-        first = {u: d for d, u in reversed(list(enumerate(owner)))}
+        chosen, owner = _distinct(prompts)
         with self.core.autocast():
-            hidden, last_UH = self._hidden([prompts[first[u]] for u in range(len(unique))], [(self.query_ids,)] * len(unique))
+            hidden, last_UH = self._hidden(chosen, [(self.query_ids,)] * len(chosen))
             logits_UNV = self._logits(hidden, temperature)
-            value_U = self._values(last_UH).tolist()
+            values_UV = self._values(last_UH).tolist()
         logps_UNV = logits_UNV.log_softmax(-1)
         choices = []
         for prompt, u, key in zip(prompts, owner, keys, strict=True):
             noise = None if greedy else row_noise(key, 1, self.tokens_per_decision)[0].to(self.core.device)
             token_N = choose(logits_UNV[u], noise)
             logp_N = logps_UNV[u].gather(-1, token_N[:, None])[:, 0]
-            choices.append(Choice(tuple(token_N.tolist()), tuple(logp_N.tolist()), value_U[u], prompt))
+            choices.append(Choice(tuple(token_N.tolist()), tuple(logp_N.tolist()), tuple(values_UV[u]), prompt))
         return choices
 
     def _write(self, prompts: Sequence[Prompt], keys: Sequence[tuple[int, ...]], greedy: bool, temperature: float) -> list[Choice]:
@@ -258,10 +261,10 @@ class VLAPolicy:
         written = [c[0] for c in self._engine.generate(requests, settings)]
         index = {int(v): i for i, v in enumerate(self.action_ids)}
         tokens = [tuple(index[t] for t in c.token_ids) for c in written]
-        values = [0.0] * len(prompts)
+        values = [[0.0]] * len(prompts)
         if self.value_head is not None:
-            values = self.evaluate(prompts, tokens, temperature).value_D.tolist()
-        return [Choice(t, c.logps, v, p) for t, c, v, p in zip(tokens, written, values, prompts, strict=True)]
+            values = self.evaluate(prompts, tokens, temperature).values_DV.tolist()
+        return [Choice(t, c.logps, tuple(v), p) for t, c, v, p in zip(tokens, written, values, prompts, strict=True)]
 
     def actions(self, choice: Choice) -> np.ndarray:
         """Control steps (chunk * repeat, A) of a choice, for the simulator."""

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from mmrl.errors import ConfigError
 from robotics.config import EmbodiedConfig
-from robotics.contract import EnvSpec, InitialState, make_simulator
+from robotics.contract import EnvSpec, InitialState, initial_states, make_simulator
 from robotics.datasets import open_demonstrations
 from robotics.load import load_vla
 from robotics.sft import DemoEpisode, DemoSteps, clone
 from robotics.source import env_specs, states_of
 from robotics.vla import VLAPolicy
 
-__all__ = ["demo_folder", "demo_states", "load_demos", "record_demos", "warm_start"]
+__all__ = ["demo_folder", "demo_states", "load_demos", "record_demos", "save_policy", "warm_start"]
 
 
 def demo_folder(config: EmbodiedConfig) -> Path:
@@ -27,10 +28,8 @@ def demo_folder(config: EmbodiedConfig) -> Path:
     return Path(config.demos.path or Path(config.dir) / f"{config.name}_demos")
 
 
-def demo_states(config: EmbodiedConfig, spec: Any) -> list[InitialState]:
+def demo_states(config: EmbodiedConfig, spec: EnvSpec) -> list[InitialState]:
     """Training states to record, none of which reinforcement learning begins with (unless all that a suite has are recorded)."""
-    from robotics.contract import initial_states
-
     known = states_of(spec, "train")
     if known is None:
         return initial_states("train", config.demos.episodes, first=config.demos.first_state)
@@ -107,3 +106,11 @@ def warm_start(config: EmbodiedConfig, *, on_step: Callable[[int, dict[str, Any]
         raise ConfigError(f"expected demonstrations of {vla.codec.dim} action dimensions, found "
                           f"{episodes[0].actions.shape[1]} in {folder}; record them with this configuration's env.options")
     return vla, clone(vla, DemoSteps(episodes, vla), config, on_step)
+
+
+def save_policy(vla: VLAPolicy, config: EmbodiedConfig, folder: Path) -> None:
+    """The policy with the configuration it was made with, so that an evaluation sees what it was made for."""
+    vla.save(folder)
+    (folder / "trainer").mkdir(exist_ok=True)
+    described = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    (folder / "trainer" / "config.yaml").write_text(described, encoding="utf-8")

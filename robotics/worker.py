@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mmrl.errors import MMRLError
+from mmrl.errors import DataError, MMRLError
 from robotics.contract import (
     ActionError,
     ActionSpace,
@@ -46,7 +46,7 @@ MEMORY_EXIT = 78  # exit status of a worker that passed its memory limit in the 
 _WATCH_S = 0.25
 _TEXT = 6000  # characters of a traceback that travel
 
-Cause = Literal["", "action", "setup", "exception"]
+Cause = Literal["", "action", "setup", "state", "exception"]
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,8 @@ class _Slot:
 
 def _failed(slot: _Slot, command: Command, started: float, error: Exception) -> Answer:
     """An exception as an answer: a mistake of the user in words, anything else with its traceback."""
-    cause: Cause = "action" if isinstance(error, ActionError) else "setup" if isinstance(error, MMRLError) else "exception"
+    kinds: tuple[tuple[type[Exception], Cause], ...] = ((ActionError, "action"), (DataError, "state"), (MMRLError, "setup"))
+    cause: Cause = next((name for kind, name in kinds if isinstance(error, kind)), "exception")
     text = str(error) if cause != "exception" else "".join(traceback.format_exception(error))[-_TEXT:]
     error.__traceback__ = None  # it holds the simulator
     if cause != "action":

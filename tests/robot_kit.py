@@ -41,6 +41,12 @@ def make_vla(model: Path, *overrides: str, **options: Any) -> VLAPolicy:
     return load_vla(config, space=simulator.action_space, proprio=([-1.0, -1.0], [1.0, 1.0]), **options)
 
 
+def saved_vla(folder: Path) -> Path:
+    """A fresh policy as `mmrl sft` would leave it in folder / "vla"."""
+    make_vla(make_model(folder / "model")).save(folder / "vla")
+    return folder / "vla"
+
+
 def observations(count: int, task: str = "reach", cameras: tuple[str, ...] = ("base",), size: int = 32) -> list[Observation]:
     """First pictures of `count` held-out episodes."""
     found = []

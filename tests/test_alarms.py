@@ -104,6 +104,22 @@ def test_a_board_saved_before_sources_were_counted_can_be_continued() -> None:
     assert [a.name for a in board.check(1, {**mixed(1, a=0.0, b=0.2), "train/entropy": 0.0})] == ["reward_stuck"]
 
 
+def test_a_task_of_which_nothing_finishes_is_named_once_and_counted_over_the_steps_that_played_it() -> None:
+    board = AlarmBoard(AlarmConfig(zero_reward_steps=2))
+    shares = [1.0, None, 1.0, 1.0, 0.9, 1.0, None, 1.0]
+    raised = []
+    for step, share in enumerate(shares, 1):
+        if step == 4:  # resumed
+            board, state = AlarmBoard(AlarmConfig(zero_reward_steps=2)), json.loads(json.dumps(board.state_dict()))
+            board.load_state_dict(state)
+        raised.append(board.check(step, {**HEALTHY, "train/libero_object/3/failed": share, "train/reach/failed": 0.5,
+                                         "train/groups/failed": 1.0, "train/groups/asked": 4.0}))
+    assert [len(r) for r in raised] == [0, 0, 1, 0, 0, 0, 0, 1], "not for a number of failed groups that happens to be 1"
+    [alarm] = raised[2]
+    assert (alarm.name, alarm.severity) == ("task_failed", "error")
+    assert "'libero_object/3'" in alarm.message and "2 steps" in alarm.message and "failures.jsonl says why" in alarm.message
+
+
 def test_missing_measurements_raise_nothing() -> None:
     assert AlarmBoard(AlarmConfig()).check(1, {"step": 1, "train/entropy": None, "train/logprob_gap/mean": None}) == []
 
@@ -128,3 +144,12 @@ def test_a_resumed_board_raises_what_the_uninterrupted_one_raises(cut: int) -> N
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     found += [[a.name for a in second.check(s, row)] for s, row in enumerate(rows[cut:], cut)]
     assert found == expected and ["reward_stuck"] in expected
+
+
+def test_a_robot_that_never_succeeds_is_stuck_too() -> None:
+    board = AlarmBoard(AlarmConfig(zero_reward_steps=2))
+    dead = {"train/parse_rate": 1.0, "train/accuracy": 0.0, "train/reward": 0.0, "train/entropy": 1.0, "train/episodes": 32.0}
+    assert [a.name for step in (1, 2) for a in board.check(step, {"step": step, **dead})] == ["reward_stuck"]
+    message = AlarmBoard(AlarmConfig(zero_reward_steps=1)).check(1, {"step": 1, **dead})[0].message
+    assert "succeeded" in message and "model.frame" not in message
+    assert not AlarmBoard(AlarmConfig(zero_reward_steps=1)).check(1, {"step": 1, **dead, "train/accuracy": 0.1})

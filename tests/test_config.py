@@ -118,6 +118,23 @@ def test_settings_that_contradict_each_other_are_refused(small: Path, overrides:
         load_config(small, overrides)
 
 
+def test_a_rule_of_a_whole_section_does_not_print_the_section(small: Path) -> None:
+    from robotics.config import load_embodied
+
+    file = small.parent / "robot.yaml"
+    file.write_text("env: {suite: tiny, options: {marker: 12345}}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        load_embodied(file, ["env.cameras=[wrist]"])
+    message = str(error.value)
+    assert "robot.yaml with the overrides: 1 problem(s)" in message, "the file alone is not to blame"
+    assert message.endswith("vla.cameras needs base, which env.cameras (wrist) does not render") and "12345" not in message
+    with pytest.raises(ConfigError, match=r"data\.train\.0\.task: Field required$"):
+        load_config(None, ["data.train=[{path: a.jsonl}]"])
+    file.write_text("env: {cameras: [wrist]}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"robot\.yaml: 1 problem"):
+        load_embodied(file)
+
+
 @pytest.mark.parametrize(("override", "words"), [
     ("eval.limit=0", "eval.limit"), ("data.min_pixels=0", "data.min_pixels"), ("data.max_pixels=-1", "data.max_pixels"),
     ("seed=-1", "seed"), ("data.train.0.limit=0", "data.train.0.limit"), ("threads=0", "threads"),

@@ -13,7 +13,12 @@ import pytest
 from assets.make_grounding_fixtures import make_all
 from mmrl.cli.run import run_config
 from mmrl.config import load_config
+from mmrl.errors import ConfigError
+from robotics.config import load_embodied
+from robotics.warmstart import save_policy
+from scripts.check_clone import check_clone
 from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl, tiny_folder
+from tests.robot_kit import make_model, make_vla
 from video.store import TensorStore
 
 SMALL = ["train.steps=2", "train.prompts_per_step=2", "rollout.group_size=3", "rollout.max_new_tokens=6",
@@ -202,6 +207,58 @@ def test_every_launch_script_has_a_recipe_whose_first_line_runs_it() -> None:
         assert first.startswith(f"# bash scripts/{script.name} "), first
         run_config(REPO / "configs" / f"{name}.yaml", [])
         assert f"bash scripts/{script.name}" in launch("--help", script=name).stdout
+
+
+@pytest.fixture(scope="module")
+def cloned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder with a policy in maniskill_sft/model, saved with the ManiSkill recipe's settings and these overrides."""
+    folder = tmp_path_factory.mktemp("runs")
+    backbone = make_model(folder / "backbone")
+    settings = ["env.tasks=[PushCube-v1]", "env.horizon=40", f"demos.path='{folder}'", f"model.path='{backbone}'", f"dir={folder}"]
+    made = load_embodied(REPO / "configs" / "maniskill.yaml", [*settings, "name=maniskill", "model.lora=null"])
+    save_policy(make_vla(backbone, trainable=False), made, folder / "maniskill_sft" / "model")
+    return folder, settings
+
+
+@pytest.mark.parametrize(("changed", "said"), [
+    ("env.tasks=[PickCube-v1]", "expected env.tasks ['PickCube-v1'], found ['PushCube-v1']"),
+    ("env.horizon=80", "expected env.horizon 80, found 40"), ("demos.path=/other", "expected demos.path '/other', found '/"),
+    ("env.options={dims: 4}", "expected env.options {'dims': 4}, found {}"), ("model.path=x", "expected model.path 'x', found '/"),
+    ("demos.steps=7", "expected demos.steps 7, found 5000"), ("vla.proprio=false", "expected vla.proprio False, found True"),
+    ("action.chunk=4", "expected action.chunk 4, found 8")])
+def test_a_policy_cloned_with_other_settings_is_named(cloned: tuple[Path, list[str]], changed: str, said: str) -> None:
+    folder, settings = cloned
+    with pytest.raises(ConfigError) as error:
+        check_clone(load_embodied(REPO / "configs" / "maniskill.yaml", [*settings, changed]), folder / "maniskill_sft" / "model")
+    message = str(error.value)
+    assert said in message and message.count("expected ") == 1
+    assert f"remove {folder}/maniskill_sft/model to clone again" in message and "--model" in message and "--name" in message
+
+
+def test_what_only_training_reads_makes_no_other_clone(cloned: tuple[Path, list[str]], tmp_path: Path) -> None:
+    folder, settings = cloned
+    extra = ["env.slots=3", "rl.kind=ppo", "rl.filter_low=0", "rl.filter_high=1", "vla.value_head=true", "seed=4", "name=other"]
+    check_clone(load_embodied(REPO / "configs" / "maniskill.yaml", [*settings, *extra]), folder / "maniskill_sft" / "model")
+    with pytest.raises(ConfigError, match=r"trainer/config\.yaml, found no such file: remove"):
+        check_clone(load_embodied(REPO / "configs" / "maniskill.yaml", settings), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_launch_uses_a_cloned_policy_only_for_what_it_was_cloned_for(cloned: tuple[Path, list[str]]) -> None:
+    folder, _ = cloned
+    asked = ["--model", str(folder / "backbone"), "--horizon", "40", "--demos", str(folder), f"dir={folder}"]
+    other = launch(*asked, "--tasks", "PickCube-v1", script="maniskill")
+    assert other.returncode == 2 and "expected env.tasks ['PickCube-v1'], found ['PushCube-v1']" in other.stderr, other.stderr
+    assert "using the policy cloned before" not in other.stdout and not (folder / "maniskill").exists()
+    same = launch(*asked, "--tasks", "PushCube-v1", script="maniskill")
+    assert "using the policy cloned before" in same.stdout
+    assert "was made with bins 9" in same.stderr, "training began with it (and refuses this one: its tokens are not the recipe's)"
+
+
+def test_demonstrations_beside_a_finished_policy_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "vla.json").write_text("{}", encoding="utf-8")
+    done = launch("--model", str(tmp_path), "--demos", str(tmp_path), script="libero")
+    assert done.returncode == 2 and f"found --model {tmp_path}, a policy already (it has vla.json): drop --demos" in done.stderr
 
 
 @pytest.mark.parametrize("count", ["two", "0", "1.5", "-1"])

@@ -125,7 +125,7 @@ def test_a_resumed_pipelined_run_is_the_whole_one(tmp_path: Path, files: tuple[s
 class Eager(Trainer):
     """Holds the policy for a whole wave. Otherwise training comes first whenever both could go on, and nothing gets old."""
 
-    def _pipeline(self) -> Any:
+    def _pipeline(self, source: Any) -> Any:
         close = self.schedule._close
 
         def whole(tickets: Any, step: int) -> Any:
@@ -133,7 +133,7 @@ class Eager(Trainer):
                 return close(tickets, step)
 
         self.schedule._close = whole  # type: ignore[method-assign]
-        return super()._pipeline()
+        return super()._pipeline(source)
 
 
 @pytest.mark.parametrize("changes", [scheduled("async", wave=4),

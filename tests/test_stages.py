@@ -82,3 +82,17 @@ def test_stages_take_turns() -> None:
             stages.sent(slot)
             stages.answered(slot)
     assert served == [0, 2, 0, 2, 0, 2]
+
+
+def test_the_stage_of_the_earliest_group_goes_first_and_equal_ones_take_turns() -> None:
+    stages = Stages(6, 3)
+    group = {0: (1, 2), 1: (1, 1), 2: (1, 1), 3: (1, 0), 4: (2, 0), 5: (2, 0)}
+    for slot in (4, 5, 1, 0, 3, 2):  # the last stage has waited longest, and works for a later step
+        stages.sent(slot)
+        stages.answered(slot)
+    assert list(stages.due()) == [4, 5]
+    assert list(stages.due(group.__getitem__)) == [2, 3]
+    for slot in (2, 3):
+        stages.sent(slot)
+    assert list(stages.due(group.__getitem__)) == [0, 1]
+    assert list(stages.due(lambda slot: 0)) == [4, 5]

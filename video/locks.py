@@ -145,7 +145,10 @@ def remove_unused(path: Path, unless: Callable[[os.stat_result], bool] | None = 
         facts = os.fstat(fd)
         if unless is not None and unless(facts):
             return None
-        os.unlink(path)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:  # its writer gave up, closed it and removed it itself, after we had looked
+            return None
         return facts.st_size
     finally:
         os.close(fd)

@@ -34,9 +34,7 @@ from mmrl.algorithms.gae import (
     Moments,
     RewardLevel,
     chunk_gae,
-    done_rows,
     gae_advantages,
-    loss_mask,
     normalise,
 )
 from mmrl.algorithms.objective import (
@@ -54,19 +52,15 @@ from mmrl.algorithms.objective import (
 )
 from mmrl.algorithms.offline import OfflineSettings, off_policy_loss
 from mmrl.algorithms.ppo import (
-    ActorSum,
-    Level,
     PPOSettings,
     ValueLossKind,
     ValueStats,
     ValueSum,
-    actor_loss,
     critic_warming_up,
-    unit_ids,
     value_loss,
 )
 from mmrl.algorithms.selection import SelectionSettings, VarianceSelection, largest_variance
-from mmrl.algorithms.staleness import Correction, CorrectionSettings, admit, behave_weights, next_batch, start_capacity
+from mmrl.algorithms.staleness import Correction, CorrectionSettings, behave_weights
 from mmrl.algorithms.trajectories import (
     DecisionLike,
     EpisodeCounts,
@@ -78,8 +72,6 @@ from mmrl.algorithms.trajectories import (
     LengthWeights,
     ReturnKind,
     ReturnSettings,
-    TokenBatch,
-    flatten_tokens,
     group_outcome,
     length_weights,
     make_grid,
@@ -91,16 +83,16 @@ from mmrl.algorithms.trajectories import (
 )
 
 __all__ = [
-    "SIGNAL_TOLERANCE", "ActorSum", "AdvantageScale", "Advantages", "Aggregate", "Baseline", "Bootstrap", "ContrastSettings",
+    "SIGNAL_TOLERANCE", "AdvantageScale", "Advantages", "Aggregate", "Baseline", "Bootstrap", "ContrastSettings",
     "Correction", "CorrectionSettings", "DecisionLike", "Difficulty", "DynamicSampler", "EmaScale", "EmaSettings",
     "EpisodeCounts", "EpisodeLike", "GAESettings", "Grid", "GroupBounds", "GroupOutcome", "Importance", "KLEstimator",
-    "LengthNorm", "LengthWeights", "Level", "LossStats", "LossSum", "Moments", "ObjectiveSettings", "OfflineSettings",
+    "LengthNorm", "LengthWeights", "LossStats", "LossSum", "Moments", "ObjectiveSettings", "OfflineSettings",
     "Overlong", "OverlongSettings", "PPOSettings", "ReturnKind", "ReturnSettings", "RewardLevel", "SamplerSettings",
-    "SelectionSettings", "StepReport", "Ticket", "TokenBatch", "ValueLossKind", "ValueStats", "ValueSum", "VarianceSelection",
-    "Verdict", "actor_loss", "admit", "behave_weights", "bonuses", "centred", "chunk_gae", "critic_warming_up", "denominator",
-    "difficulty_weights", "done_rows", "flatten_tokens", "gae_advantages", "gdpo_advantages", "gradient_scale", "group_advantages",
-    "group_outcome", "group_std", "has_signal", "kl_estimate", "largest_variance", "length_weights", "loss_mask", "make_grid",
-    "needs_contrast", "next_batch", "normalise", "off_policy_loss", "overlong_penalty", "policy_loss", "soft_overlong_penalty",
-    "start_capacity", "step_rewards", "token_mask", "trainable", "trajectory_in_loss", "trajectory_return",
-    "truncated_importance", "unit_ids", "value_loss", "whiten", "within_bounds",
+    "SelectionSettings", "StepReport", "Ticket", "ValueLossKind", "ValueStats", "ValueSum", "VarianceSelection",
+    "Verdict", "behave_weights", "bonuses", "centred", "chunk_gae", "critic_warming_up", "denominator",
+    "difficulty_weights", "gae_advantages", "gdpo_advantages", "gradient_scale", "group_advantages",
+    "group_outcome", "group_std", "has_signal", "kl_estimate", "largest_variance", "length_weights", "make_grid",
+    "needs_contrast", "normalise", "off_policy_loss", "overlong_penalty", "policy_loss", "soft_overlong_penalty",
+    "step_rewards", "token_mask", "trainable", "trajectory_in_loss", "trajectory_return",
+    "truncated_importance", "value_loss", "whiten", "within_bounds",
 ]

@@ -8,7 +8,7 @@ holds. Discounted returns (REINFORCE++) are the case V = 0, lambda = 1.
 Try: python -c "import torch; from mmrl.algorithms import *; o = torch.ones(3, 1); n = o > 2; print(
     gae_advantages(GAESettings(), o, torch.zeros(4, 1), n, n).returns)"
 
-Legend: T steps (decisions or control steps), R = T + 1 rows, B environments, C control steps of a chunk.
+Legend: T steps (decisions or action steps), R = T + 1 rows, B environments, C action steps of a chunk.
 """
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from torch import Tensor
 
 from mmrl.errors import ConfigError, NonFiniteError, did_you_mean
 
-__all__ = ["Advantages", "Bootstrap", "GAESettings", "Moments", "RewardLevel", "chunk_gae", "done_rows", "gae_advantages",
-           "loss_mask", "normalise"]
+__all__ = ["Advantages", "Bootstrap", "GAESettings", "Moments", "RewardLevel", "chunk_gae", "gae_advantages", "normalise"]
 
 Bootstrap = Literal["standard", "always", "never"]
 RewardLevel = Literal["chunk", "action"]
@@ -34,7 +33,7 @@ class GAESettings:
     """Defaults as RLinf and RL4VLA train with."""
 
     gamma: float = 0.99
-    """Discount per row of the grid: per decision at level 'chunk', per control step at level 'action'."""
+    """Discount per row of the grid: per decision at level 'chunk', per action step at level 'action'."""
     lam: float = 0.95
     """Lambda; 1 gives returns minus values, 0 one-step errors."""
     bootstrap: Bootstrap = "standard"
@@ -42,8 +41,8 @@ class GAESettings:
     'always': V(final observation) either way (RLinf with auto_reset). 'never': 0 either way. Steps cut off by the end of
     the grid alone are not an episode's end and always take the last row of the values."""
     level: RewardLevel = "chunk"
-    """'chunk': rewards of a chunk are summed, one advantage per decision. 'action': one per control step, which needs a
-    value per control step."""
+    """'chunk': rewards of a chunk are summed, one advantage per decision. 'action': one per action step, which needs a value
+    per action step."""
 
     def __post_init__(self) -> None:
         for name, kind in (("bootstrap", Bootstrap), ("level", RewardLevel)):
@@ -120,11 +119,11 @@ def _end_values(mode: Bootstrap, terminated_TB: Tensor, truncated_TB: Tensor, fi
 
 def chunk_gae(settings: GAESettings, rewards_TBC: Tensor, values: Tensor, terminated_TBC: Tensor, truncated_TBC: Tensor, *,
               final_values_TB: Tensor | None = None, valid_TBC: Tensor | None = None) -> Advantages:
-    """GAE of T decisions of C control steps each (RLinf's reward_type chunk_level and action_level).
+    """GAE of T decisions of C action steps each (RLinf's reward_type chunk_level and action_level).
 
     Level 'chunk': rewards of valid steps are summed, flags hold for a chunk when they hold for one of its valid steps,
     a decision is valid when one of its steps is; `values` is (T + 1, B) and results are (T, B).
-    Level 'action': every control step is a row; `values` is (T + 1, B, C), of which the last row is read at step 0 only,
+    Level 'action': every action step is a row; `values` is (T + 1, B, C), of which the last row is read at step 0 only,
     and results are (T, B, C). final_values_TB: as in `gae_advantages`; an episode ends at most once in a chunk.
     """
     count, envs, width = rewards_TBC.shape
@@ -135,7 +134,7 @@ def chunk_gae(settings: GAESettings, rewards_TBC: Tensor, values: Tensor, termin
         return gae_advantages(settings, rewards.sum(2), values, terminated.any(2), truncated.any(2),
                               final_values_TB=final_values_TB, valid_TB=valid.any(2))
     if values.shape != (count + 1, envs, width):
-        raise ConfigError(f"reward level 'action' expects one value per control step, shape {(count + 1, envs, width)}, found "
+        raise ConfigError(f"reward level 'action' expects one value per action step, shape {(count + 1, envs, width)}, found "
                           f"{tuple(values.shape)}; give the value head {width} outputs or use level chunk")
 
     def rows(grid_TBC: Tensor) -> Tensor:
@@ -149,22 +148,6 @@ def chunk_gae(settings: GAESettings, rewards_TBC: Tensor, values: Tensor, termin
         return rows_NB.reshape(count, width, envs).permute(0, 2, 1)
 
     return Advantages(grid(flat.advantages), grid(flat.returns), grid(flat.valid))
-
-
-def done_rows(terminated_TB: Tensor, truncated_TB: Tensor, before_B: Tensor | None = None) -> Tensor:
-    """RLinf's layout of done flags, bool (T + 1, B): row 0 before the first step (`before_B`, default not done), row t + 1
-    after step t."""
-    done = terminated_TB.bool() | truncated_TB.bool()
-    first = torch.zeros_like(done[:1]) if before_B is None else before_B.bool()[None]
-    return torch.cat([first, done])
-
-
-def loss_mask(dones_RB: Tensor) -> Tensor:
-    """Steps up to and including the one that ends the first episode, bool (T, B): cumsum(dones) == 0, shifted (RLinf).
-
-    For columns of one episode each, whose simulator went on after the end; with auto-reset every step counts instead.
-    """
-    return dones_RB[:-1].long().cumsum(0) == 0
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,10 @@
-"""PPO beside `policy_loss`: ratios of actions and chunks, entropy bonus, value loss, critic warm-up.
+"""PPO's critic: value loss with clip and Huber, its statistics, critic warm-up. The actor's loss is `policy_loss`.
 
-A decision is a chunk of C actions of D tokens each. The ratio can be that of a token, of an action (product over its D
-tokens) or of the whole chunk (over C x D): RLinf's logprob_type token_level, action_level, chunk_level. `actor_loss` adds
-the log-probs of a unit's tokens and hands the units to `policy_loss` as if they were tokens, so everything there (clips,
-aggregation, statistics) then counts units. Like there, every result is a sum with its share of the step's denominator.
-Try: python -c "import torch; from mmrl.algorithms import *; i = torch.arange(8); print(unit_ids('action', i // 4, i % 4 // 2))"
+A critic judges a decision (a chunk of actions) as a whole, or each action step of it (mmrl.algorithms.gae, level). Every
+result is a sum with its share of the step's denominator.
+Try: python -c "import torch; from mmrl.algorithms import *; o = torch.ones(3); print(value_loss(PPOSettings(), o, o, o, o))"
 
-Legend: N flat tokens (or values) of a micro-batch, M those in the loss, U units with a token in the loss.
+Legend: N values of a micro-batch, M those in the loss.
 """
 from __future__ import annotations
 
@@ -18,14 +16,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.objective import LossSum, ObjectiveSettings, policy_loss
-from mmrl.algorithms.staleness import CorrectionSettings, behave_weights
 from mmrl.errors import ConfigError, did_you_mean
 
-__all__ = ["ActorSum", "Level", "PPOSettings", "ValueLossKind", "ValueStats", "ValueSum", "actor_loss", "critic_warming_up",
-           "unit_ids", "value_loss"]
+__all__ = ["PPOSettings", "ValueLossKind", "ValueStats", "ValueSum", "critic_warming_up", "value_loss"]
 
-Level = Literal["token", "action", "chunk"]
 ValueLossKind = Literal["huber", "mse"]
 
 
@@ -33,8 +27,6 @@ ValueLossKind = Literal["huber", "mse"]
 class PPOSettings:
     """What PPO adds to ObjectiveSettings. Defaults as RLinf's embodied PPO."""
 
-    level: Level = "token"
-    """Which tokens share one ratio, and one entropy."""
     value_clip: float | None = 0.2
     """Values may move this far from the old ones before the loss stops pulling; none: any."""
     value_loss: ValueLossKind = "huber"
@@ -45,13 +37,13 @@ class PPOSettings:
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     critic_warmup_steps: int = 0
-    """Optimizer steps at the start that train the critic alone."""
+    """Training steps at the start, each with all its optimizer steps, that train the critic alone."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("level", Level), ("value_loss", ValueLossKind)):
-            value, known = getattr(self, name), get_args(kind)
-            if value not in known:
-                raise ConfigError(f"expected {name} to be one of {', '.join(known)}, found {value!r}.{did_you_mean(value, known)}")
+        known = get_args(ValueLossKind)
+        if self.value_loss not in known:
+            raise ConfigError(f"expected value_loss to be one of {', '.join(known)}, found {self.value_loss!r}."
+                              f"{did_you_mean(self.value_loss, known)}")
         if self.value_clip is not None and not self.value_clip > 0:
             raise ConfigError(f"expected value_clip above 0 or none, found {self.value_clip}")
         if not self.huber_delta > 0:
@@ -62,94 +54,12 @@ class PPOSettings:
 
 
 def critic_warming_up(settings: PPOSettings, step: int) -> bool:
-    """Whether optimizer step `step` (from 0, over the whole run, so a resumed run continues) trains the critic alone.
+    """Whether training step `step` (from 0, over the whole run, so a resumed run continues) trains the critic alone.
 
     Then neither policy loss nor KL nor entropy bonus enter: the advantages of an untrained critic would only add noise to
     a policy that already works (RLinf: critic_warmup_steps).
     """
     return step < settings.critic_warmup_steps
-
-
-def unit_ids(level: Level, decision_N: Tensor, action_N: Tensor) -> Tensor:
-    """Which tokens share one ratio, long (N,): distinct numbers per token, per action of a decision, or per decision.
-
-    decision_N: long, distinct over the micro-batch. action_N: long, at least 0, number of the action within its chunk.
-    """
-    if level not in get_args(Level):
-        raise ConfigError(f"expected level {', '.join(get_args(Level))}, found {level!r}.{did_you_mean(level, get_args(Level))}")
-    if level == "token":
-        return torch.arange(decision_N.numel(), device=decision_N.device)
-    if level == "chunk" or not decision_N.numel():
-        return decision_N
-    return decision_N * (action_N.max() + 1) + action_N
-
-
-@dataclass(frozen=True)
-class ActorSum(LossSum):
-    """`LossSum` whose statistics count units, with what `actor_loss` adds (sums over units)."""
-
-    entropy: float = 0.0
-    """Sum of the units' entropies, before the coefficient; divide by stats.num_tokens for the mean."""
-    masked: float = 0.0
-    """Units whose importance weight exceeded the threshold of correction 'mask'."""
-
-
-def actor_loss(settings: ObjectiveSettings, unit_N: Tensor, logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor,
-               sequence_id_N: Tensor, mask_N: Tensor, *, entropy_N: Tensor | None = None, entropy_coef: float = 0.0,
-               behaviour_logp_N: Tensor | None = None, correction: CorrectionSettings | None = None,
-               ref_logp_N: Tensor | None = None, weight_N: Tensor | None = None, label_N: Tensor | None = None,
-               num_labels: int = 0) -> ActorSum:
-    """`policy_loss` with one ratio per unit (`unit_ids`), minus entropy_coef times the entropy of the units.
-
-    A unit's log-probs (current, old, behaviour, reference) and entropies are sums over its tokens in the mask: actions of a
-    chunk that were never executed (their episode had ended) are marginalised out. Advantage, weight, sequence and label
-    are constant within a unit. With units of one token this is `policy_loss`, bit for bit. entropy_N: with gradient.
-    behaviour_logp_N with `correction`: old_logp_N is the proximal policy, and the weight of a unit is that of its summed
-    log-probs (`behave_weights`). The denominator is that of `policy_loss`: units for 'token_mean', trajectories for
-    'sequence_mean' when the sequence ids are those of trajectories. The entropy is aggregated in the same way.
-    Raises ConfigError when advantages differ within a unit.
-    """
-    kept_M = mask_N.bool().nonzero().squeeze(1)
-    _, row_M = unit_N[kept_M].unique(return_inverse=True)
-    units = int(row_M.max()) + 1 if row_M.numel() else 0
-    places_M = torch.arange(row_M.numel(), device=row_M.device)
-    first_U = places_M.new_zeros(units).scatter_reduce(0, row_M, places_M, "amin", include_self=False)
-
-    def add(values_N: Tensor) -> Tensor:
-        values_M = values_N[kept_M].to(torch.promote_types(values_N.dtype, torch.float32))
-        return values_M.new_zeros(units).index_add(0, row_M, values_M)
-
-    def only(values_N: Tensor, name: str) -> Tensor:
-        values_M = values_N[kept_M]
-        if not torch.equal(values_M, values_M[first_U][row_M]):
-            raise ConfigError(f"expected one {name} for all tokens of a unit, found several; use a finer level (an advantage "
-                              "per action needs level action or token)")
-        return values_M[first_U]
-
-    old_U, sequence_U = add(old_logp_N.detach()), only(sequence_id_N, "sequence")
-    weight_U, masked = None if weight_N is None else only(weight_N, "weight"), 0.0
-    if correction is not None:
-        if behaviour_logp_N is None:
-            raise ConfigError("off-policy correction expects behaviour log-probs, found none; keep those of the rollout")
-        factor_U, masked_U = behave_weights(correction, old_U, add(behaviour_logp_N.detach()))
-        weight_U, masked = factor_U if weight_U is None else weight_U * factor_U, float(masked_U.sum())
-    out = policy_loss(settings, add(logp_N), old_U, only(advantage_N, "advantage"), sequence_U,
-                      torch.ones(units, dtype=torch.bool, device=logp_N.device), weight_N=weight_U,
-                      ref_logp_N=None if ref_logp_N is None else add(ref_logp_N.detach()),
-                      label_N=None if label_N is None else only(label_N, "label"), num_labels=num_labels)
-    loss, entropy = out.loss, 0.0
-    if entropy_N is not None:
-        entropy_U = add(entropy_N)
-        entropy = entropy_U.detach().double().sum().item()
-        loss = loss - entropy_coef * (entropy_U * _shares(settings, sequence_U).to(entropy_U)).sum() if entropy_coef else loss
-    return ActorSum(**{f.name: getattr(out, f.name) for f in dataclasses.fields(out)} | {"loss": loss}, entropy=entropy,
-                    masked=masked)
-
-
-def _shares(settings: ObjectiveSettings, sequence_U: Tensor) -> Tensor:
-    """What a unit's term is multiplied with before the sum: 1 / length of its sequence for 'sequence_mean', else 1."""
-    _, row_U, length_B = sequence_U.unique(return_inverse=True, return_counts=True)
-    return length_B.double().reciprocal()[row_U] if settings.aggregate == "sequence_mean" else torch.ones_like(row_U).double()
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,12 @@
-"""Off-policy rules of an asynchronous schedule: which rollouts may start, which are trained next, how old data is weighed.
+"""How samples of an older policy are weighed in an asynchronous schedule. (Which may be used at all: mmrl/pipeline.py.)
 
-Rollouts are numbered in the order they start. Rollout i is trained in step i // batch, whenever it finishes: no rollout is
-preferred for being short, and none is thrown away for being long. A start is allowed only when that step cannot come more
-than `bound` versions after it, so staleness is limited by admission, not by discarding (which keeps short episodes and
-loses long ones). Never blocks for good: all rollouts of step v may start as soon as version v exists.
+Try: python -c "import torch; from mmrl.algorithms import *; o = torch.ones(1)
+print(behave_weights(CorrectionSettings(), o, 0 * o))"
 
-    while start_capacity(started, version, batch, bound) > 0: start(started); started += 1
-    if (numbers := next_batch(trained, finished, batch)) is not None: train(numbers); trained += batch; version += 1
-
-Try: python -c "from mmrl.algorithms import start_capacity; print(start_capacity(0, version=0, batch=8, bound=1))"
+Legend: N tokens.
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -22,43 +16,9 @@ from torch import Tensor
 from mmrl.algorithms.objective import truncated_importance
 from mmrl.errors import ConfigError, did_you_mean
 
-__all__ = ["Correction", "CorrectionSettings", "admit", "behave_weights", "next_batch", "start_capacity"]
+__all__ = ["Correction", "CorrectionSettings", "behave_weights"]
 
 Correction = Literal["none", "truncate", "mask"]
-
-
-def start_capacity(started: int, version: int, batch: int, bound: int) -> int:
-    """How many more rollouts may start now, at least 0: (bound + version + 1) * batch - started.
-
-    `started` counts all that ever started (a replacement of a failed rollout keeps its number and counts once); version
-    counts optimizer steps. bound 0 is synchronous. AReaL's capacity rule and RLinf's throttle, with rollouts counted when
-    they start instead of when they finish (AReaL: accepted + running).
-    """
-    if batch < 1 or bound < 0:
-        raise ConfigError(f"expected batch at least 1 and a staleness bound at least 0, found {batch} and {bound}")
-    return max(0, (bound + version + 1) * batch - started)
-
-
-def next_batch(trained: int, finished: Collection[int], batch: int) -> range | None:
-    """Numbers of the next `batch` rollouts in order of start once every one of them has finished, else None.
-
-    First started, first trained: whether a rollout is trained, and when, does not depend on how long it took, so the
-    lengths of a step's episodes are distributed as under its policies. Taking whatever finished first is not.
-    """
-    numbers = range(trained, trained + batch)
-    return numbers if all(number in finished for number in numbers) else None
-
-
-def admit(versions: Sequence[int] | int, current: int, bound: int) -> bool:
-    """Whether data of these policy versions may be trained at version `current`: min(versions) >= current - bound (RLinf).
-
-    With `start_capacity` and `next_batch` this always holds; check it, do not filter by it. Raises ConfigError for
-    versions from the future, which only a wrong bookkeeping produces.
-    """
-    seen = [versions] if isinstance(versions, int) else list(versions)
-    if not seen or max(seen) > current:
-        raise ConfigError(f"expected policy versions up to the current one, {current}, found {seen[:8]}")
-    return min(seen) >= current - bound
 
 
 @dataclass(frozen=True, kw_only=True)

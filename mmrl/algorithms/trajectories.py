@@ -1,4 +1,4 @@
-"""From episodes of several decisions to loss inputs: rewards, masks, groups, grids for GAE, flat tokens, length weights.
+"""From episodes of several decisions to loss inputs: rewards, masks, groups, grids for GAE, length weights.
 
 Anything with the attributes of `EpisodeLike` and `DecisionLike` will do (robotics.rollout.Episode has them). Episodes that
 ended in an error are counted and nothing else: they neither train nor enter the mean of their group, since nobody knows
@@ -7,10 +7,9 @@ that also replaces groups without signal:
 
     outcome = group_outcome(episodes)
     sampler.offer(ticket.key, outcome.offered, top=settings.coef, keep=outcome.keep)     # DynamicSampler: asks again
-    batch = flatten_tokens(episodes, dims=7); advantage_N = batch.spread_sequences(outcome.advantages_G)
 
-Legend: G members of a group, B episodes, T decisions of the longest, R = T + 1 rows, C control steps of a chunk, D all
-decisions of the batch in order of episode and time, N their action tokens.
+Legend: G members of a group, B episodes, T decisions of the longest, R = T + 1 rows, C control steps of a chunk, K action
+steps of a chunk, V values of a decision: 1, or K.
 """
 from __future__ import annotations
 
@@ -25,19 +24,18 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages import AdvantageScale, group_advantages, has_signal
-from mmrl.algorithms.ppo import Level, unit_ids
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["DecisionLike", "EpisodeCounts", "EpisodeLike", "Grid", "GroupBounds", "GroupOutcome", "LengthNorm", "LengthWeights",
-           "ReturnKind", "ReturnSettings", "TokenBatch", "flatten_tokens", "group_outcome", "length_weights", "make_grid",
-           "step_rewards", "token_mask", "trainable", "trajectory_return", "within_bounds"]
+           "ReturnKind", "ReturnSettings", "group_outcome", "length_weights", "make_grid", "step_rewards", "token_mask",
+           "trainable", "trajectory_return", "within_bounds"]
 
 ReturnKind = Literal["success", "shaped", "relative"]
 LengthNorm = Literal["token_mean", "trajectory_mean", "max_length"]
 
 
 class DecisionLike(Protocol):
-    """One decision: its action tokens with behaviour log-probs, and what the control steps of its chunk earned."""
+    """One decision: its action tokens with behaviour log-probs, what the control steps of its chunk earned, the critic's values."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
@@ -48,7 +46,7 @@ class DecisionLike(Protocol):
     @property
     def valid_C(self) -> Sequence[bool]: ...
     @property
-    def value(self) -> float: ...
+    def values_V(self) -> Sequence[float]: ...
 
 
 class EpisodeLike(Protocol):
@@ -221,95 +219,53 @@ def token_mask(valid_C: Sequence[bool], num_tokens: int, dims: int) -> list[bool
 
 
 @dataclass(frozen=True)
-class TokenBatch:
-    """Flat action tokens of the trainable episodes, (N,) each, in order of episode, decision, token."""
-
-    old_logp_N: Tensor
-    """float32 log-probs of the behaviour policy."""
-    sequence_N: Tensor
-    """Index of the episode in the list that was given."""
-    decision_N: Tensor
-    """Index of the decision among all D of the batch."""
-    action_N: Tensor
-    """Index of the action within its chunk."""
-    mask_N: Tensor
-    """bool: the action was executed."""
-    version_N: Tensor
-    """Oldest policy version of its episode."""
-
-    def units(self, level: Level) -> Tensor:
-        """`unit_ids` for `actor_loss`."""
-        return unit_ids(level, self.decision_N, self.action_N)
-
-    def spread_sequences(self, values_B: Tensor | Sequence[float]) -> Tensor:
-        """One value per given episode -> float32 (N,)."""
-        return torch.as_tensor(values_B, dtype=torch.float32)[self.sequence_N]
-
-    def spread_decisions(self, values_D: Tensor) -> Tensor:
-        """One value per decision (D,) -> (N,); per action (D, actions of a chunk) -> (N,)."""
-        return values_D[self.decision_N] if values_D.ndim == 1 else values_D[self.decision_N, self.action_N]
-
-
-def flatten_tokens(episodes: Sequence[EpisodeLike], dims: int) -> TokenBatch:
-    """Tokens of all trainable episodes; `dims` tokens per action. Tokens never executed stay in, outside the mask."""
-    logps: list[float] = []
-    rows: list[tuple[int, int, int, bool, int]] = []
-    number = 0
-    for index, episode in enumerate(episodes):
-        for decision in episode.decisions if trainable(episode) else ():
-            if len(decision.logps) != len(decision.tokens):
-                raise ConfigError(f"expected one log-prob per action token, found {len(decision.logps)} for {len(decision.tokens)}")
-            logps += decision.logps
-            rows += [(index, number, n // dims, ran, episode.version)
-                     for n, ran in enumerate(token_mask(decision.valid_C, len(decision.tokens), dims))]
-            number += 1
-    sequence_N, decision_N, action_N, ran_N, version_N = torch.tensor(rows, dtype=torch.long).reshape(-1, 5).unbind(1)
-    return TokenBatch(torch.tensor(logps, dtype=torch.float32), sequence_N, decision_N, action_N, ran_N.bool(), version_N)
-
-
-@dataclass(frozen=True)
 class Grid:
-    """Inputs of `chunk_gae`, one column per episode, padded; episodes that do not train are columns without a valid step."""
+    """Inputs of `chunk_gae`, one column per episode, padded; episodes that do not train are columns without a valid step.
+
+    The third axis of rewards and flags is control steps (C), or action steps (K) where `make_grid` was told their number.
+    """
 
     rewards_TBC: Tensor
-    values_RB: Tensor
+    values_RBV: Tensor
     terminated_TBC: Tensor
     truncated_TBC: Tensor
     valid_TBC: Tensor
     final_values_TB: Tensor
-    present_TB: Tensor
-    """Where there is a decision."""
-
-    def per_decision(self, values: Tensor) -> Tensor:
-        """(T, B, ...) -> (D, ...) in the order of `flatten_tokens`."""
-        return values.transpose(0, 1)[self.present_TB.transpose(0, 1)]
 
 
-def make_grid(episodes: Sequence[EpisodeLike], settings: ReturnSettings, final_values_B: Sequence[float]) -> Grid:
-    """The grid of a batch of episodes of different lengths, float32; one value per decision (reward level 'chunk').
+def make_grid(episodes: Sequence[EpisodeLike], settings: ReturnSettings, final_values_B: Sequence[float],
+              actions: int | None = None) -> Grid:
+    """The grid of a batch of episodes of different lengths, float32.
 
     final_values_B: V(final observation) per episode, anything where the bootstrap does not read it. It also follows an
     episode that neither terminated nor truncated (cut off by the caller).
+    actions: action steps of a chunk; the rewards of the control steps that repeat one are summed, and it is valid when the
+    first of them ran (as in `token_mask`). None leaves control steps. Raises ConfigError where they do not divide.
     """
     lengths = [len(e.decisions) if trainable(e) else 0 for e in episodes]
+    decisions = [d for e, length in zip(episodes, lengths, strict=True) for d in e.decisions[:length]]
     T, B = max(lengths, default=0), len(episodes)
-    C = max((len(d.rewards_C) for e in episodes if trainable(e) for d in e.decisions), default=1)
+    C, V = max((len(d.rewards_C) for d in decisions), default=1), max((len(d.values_V) for d in decisions), default=1)
     assert len(final_values_B) == B, f"expected {B} final values, found {len(final_values_B)}"
-    rewards, values, final = np.zeros((T, B, C)), np.zeros((T + 1, B)), np.zeros((T, B))
+    if actions is not None and decisions and C % actions:
+        raise ConfigError(f"expected control steps in whole actions, found {C} control steps in {actions} actions")
+    rewards, values, final = np.zeros((T, B, C)), np.zeros((T + 1, B, V)), np.zeros((T, B))
     terminated, truncated, valid = (np.zeros((T, B, C), bool) for _ in range(3))
     for b, (episode, length) in enumerate(zip(episodes, lengths, strict=True)):
         for t, row in enumerate(step_rewards(episode, settings) if length else []):
             decision = episode.decisions[t]
             ran = np.flatnonzero(decision.valid_C)
-            rewards[t, b, :len(row)], valid[t, b, ran], values[t, b] = row, True, decision.value
+            rewards[t, b, :len(row)], valid[t, b, ran], values[t, b] = row, True, decision.values_V
             if len(ran) and t == length - 1:
                 terminated[t, b, ran[-1]], truncated[t, b, ran[-1]] = episode.terminated, episode.truncated
         if length:
             final[length - 1, b] = values[T, b] = final_values_B[b]
-    present = np.arange(T)[:, None] < np.asarray(lengths, dtype=int)[None]
-    rewards_TBC, values_RB, final_TB = (torch.as_tensor(x, dtype=torch.float32) for x in (rewards, values, final))
-    ended_TBC, cut_TBC, valid_TBC, present_TB = (torch.as_tensor(x) for x in (terminated, truncated, valid, present))
-    return Grid(rewards_TBC, values_RB, ended_TBC, cut_TBC, valid_TBC, final_TB, present_TB)
+    steps = actions if actions is not None and decisions else C
+    rewards_TBC, values_RBV, final_TB = (torch.as_tensor(x, dtype=torch.float32) for x in (
+        rewards.reshape(T, B, steps, -1).sum(3) if steps < C else rewards, values, final))
+    ended_TBC, cut_TBC, valid_TBC = (torch.as_tensor(x.reshape(T, B, steps, C // steps).any(3))
+                                     for x in (terminated, truncated, valid))
+    return Grid(rewards_TBC, values_RBV, ended_TBC, cut_TBC, valid_TBC, final_TB)
 
 
 @dataclass(frozen=True)

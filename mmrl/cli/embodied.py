@@ -86,9 +86,9 @@ def robot_suites_command(checkpoint: str, names: Sequence[str], suites: Path | N
     status 1 when a suite has no number."""
     chosen = robot_book(suites)[0].select(names)
     runs = importlib.import_module("robotics.suite_runs")
-    base = runs.base_settings(checkpoint, config, list(overrides))
+    base = runs.base_settings(checkpoint, config, list(overrides), chosen, external)
     _quiet(base)
-    percent = importlib.import_module("robotics.suites").percent
+    percent = importlib.import_module("robotics.suite_table").percent
     rows = runs.run_suites(checkpoint, chosen, base, folder=folder, protocol=protocol, samples=samples, limit=limit,
                            overrides=list(overrides), external=external,
                            on_row=lambda row: typer.echo(f"{row.suite}: " + (f"error: {row.error}" if row.error else
@@ -139,13 +139,13 @@ def _print(rows: Sequence[Any], checkpoint: str, samples: int, percent: Any) -> 
         table.add_column(heading, justify="right" if heading == "states" else "left",
                          no_wrap=heading in ("suite", "states", "mode"))
     for row in rows:
-        cells = [row.suite, escape(row.protocol), row.mode, f"{row.n:,}", percent(row.success_once) + row.mark,
-                 percent(row.success_at_end) + row.mark]
+        cells = [row.suite, escape(row.protocol.partition(",")[0]), row.mode, f"{row.n:,}", percent(row.success_once) + row.mark,
+                 row.at_end(row.success_at_end)]
         table.add_row(*cells, *([percent(row.sampled) + (row.mark if row.sampled else "")] if samples else []))
         if row.tasks > 1:
             for task, found in row.per_task.items():
                 once, at_end = found["success_once"], found["success_at_end"]
-                table.add_row(f"  {escape(task)}", "", "", f"{once['n']:,}", percent(once) + row.mark, percent(at_end) + row.mark,
+                table.add_row(f"  {escape(task)}", "", "", f"{once['n']:,}", percent(once) + row.mark, row.at_end(at_end),
                               *([""] if samples else []))
     console.print(table)
     for row in rows:
@@ -157,13 +157,15 @@ def _facts(row: Any) -> list[str]:
     """What a number was measured on, and what went wrong."""
     if row.error:
         return [f"error: {row.error}"]
-    out = [f"states: {row.states}; assets: {row.assets}; GL backend: {row.render}"]
+    out = [f"protocol: {row.protocol}; states: {row.states}; assets: {row.assets}; GL backend: {row.render}"]
     if row.simulator:
         out.append(", ".join(f"{k} {v}" for k, v in row.simulator.items() if k not in ("render", "assets")))
     if row.stand_in:
         out.append("measured on stand-in assets: not a score of the benchmark")
     if row.deviations:
         out.append(f"otherwise than the protocol: {'; '.join(row.deviations)}")
+    if row.changes:
+        out.append(f"otherwise than the suite: {'; '.join(row.changes)}")
     if row.failed_attempts:
         out.append(f"{row.failed_attempts:,} failed attempts, {row.unfinished:,} episodes not finished (counted as failures)")
     return [line for line in out if line]

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from mmrl.prefetch import Ahead
     from mmrl.suites import Suite, SuiteRow
 
-__all__ = ["choose", "eval_command", "list_suites", "print_skipped", "suites_command"]
+__all__ = ["choose", "eval_command", "list_suites", "print_skipped", "settings_of", "suites_command"]
 
 _WIDTH = 120
 
 
-def _settings(checkpoint: str, config: Path | None, overrides: list[str]) -> RunConfig:
+def settings_of(checkpoint: str, config: Path | None, overrides: list[str]) -> RunConfig:
     """The run's own settings where the checkpoint carries them, else `config`; transformers is told to be quiet."""
     trained = Path(checkpoint) / "trainer" / "config.yaml"
     if config is None and trained.exists():
@@ -103,7 +103,7 @@ def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None,
     if is_vla(checkpoint):
         raise ConfigError(f"'{checkpoint}' acts (it has a vla.json): expected --suite with suites of simulated tasks, found --task "
                           "and --data, which ask for answers in text (mmrl eval --list-suites prints the suites)")
-    base = _settings(checkpoint, config, overrides)
+    base = settings_of(checkpoint, config, overrides)
     from mmrl.data import load_sources
     from mmrl.policy.loading import load_policy
     from mmrl.prefetch import prefetching
@@ -216,7 +216,7 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
                           f"{wanted}; drop it")
     chosen = load_suites(suites).select(wanted)
     check_files(chosen, data_root)
-    base = _settings(checkpoint, config, overrides)
+    base = settings_of(checkpoint, config, overrides)
     from mmrl.data import load_sources
     from mmrl.policy.loading import load_policy
 

@@ -87,6 +87,8 @@ def train_command(config: Path, overrides: list[str], *, resume: bool, overwrite
             if skipped := payload.get("skipped"):
                 display.say(f"{sum(skipped.values()):,} rows left out (skipped.json): " + ", ".join(
                     f"{count:,} {reason}" for reason, count in sorted(skipped.items())))
+            for note in payload.get("notes", ()):
+                display.say(note)
         elif kind == "step":
             display.step(payload["step"], _step_note(payload, watched))
         elif kind == "alarm":
@@ -265,9 +267,7 @@ def _embodied_sft(settings: RunConfig, out: Path, quiet: bool) -> None:
     with display.bar:
         vla, last = warmstart.warm_start(
             settings, on_step=lambda step, m: display.step(step, f"loss {m['loss']:.3f}  {m['seconds']:.2f} s"),
-            on_episode=lambda done, total: display.say(f"recorded {done}/{total} demonstrations") if done % 50 == 0 else None)
-    vla.save(out)
-    (out / "trainer").mkdir(exist_ok=True)  # so that an evaluation sees what the policy was made for
-    described = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
-    (out / "trainer" / "config.yaml").write_text(described, encoding="utf-8")
+            on_episode=lambda done, total: display.say(f"recorded {done}/{total} demonstrations")
+            if done * 10 // total > (done - 1) * 10 // total else None)
+    warmstart.save_policy(vla, settings, out)
     typer.echo(f"model: {out}  (loss {last['loss']:.3f})")

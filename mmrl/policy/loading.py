@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,9 @@ def store_frozen(model: Any, dtype: torch.dtype) -> int:
     return stored
 
 
-def _add_lora(model: Any, config: ModelConfig, weights: Path | None) -> Any:
+def _add_lora(model: Any, config: ModelConfig, weights: Path | None, new_tokens: Sequence[int]) -> Any:
+    """The model with an adapter; rows of new tokens, in the embedding and the output layer (one table where they are tied), are
+    trained whole: no adapter reaches them."""
     try:
         from peft import LoraConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
     except ImportError as error:
@@ -98,11 +100,12 @@ def _add_lora(model: Any, config: ModelConfig, weights: Path | None) -> Any:
                           f"found model.freeze = {config.freeze}")
     names = "|".join(config.lora.target_modules)
     pattern = f"({'|'.join(keep)})\\.({names})"
+    rows = {"embed_tokens": list(new_tokens), "lm_head": list(new_tokens)} if new_tokens else None
     with torch.random.fork_rng():
         torch.manual_seed(config.lora.seed)
         adapted = get_peft_model(model, LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, bias="none",
                                                    lora_dropout=config.lora.dropout, target_modules=pattern,
-                                                   task_type="CAUSAL_LM"))
+                                                   task_type="CAUSAL_LM", trainable_token_indices=rows))
     if weights is not None:
         set_peft_model_state_dict(adapted, load_peft_weights(str(weights / "adapter"), device=str(model.device)))
     return adapted
@@ -165,12 +168,12 @@ def build_encoder(processor: Any, rope_index: Any, template: Template, data: Dat
 
 def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_reference: bool = False,
                 trainable: bool = True, device: torch.device | None = None, weights: Path | None = None,
-                prepare: Callable[[Any, Any], object] | None = None) -> Policy:
+                prepare: Callable[[Any, Any], Sequence[int]] | None = None) -> Policy:
     """Load model and processor from a folder or hub name and make a Policy.
 
     With `needs_reference` and no LoRA a frozen copy of the weights at config.path is kept for the KL term. `weights` is
     a checkpoint folder to continue from: full weights, or the adapter/ folder of a LoRA run. `prepare(model, processor)` may
-    add tokens to a model just read. Raises ConfigError for an unknown architecture, path, part or template.
+    add tokens to a model just read and returns their ids. Raises ConfigError for an unknown architecture, path, part or template.
     """
     from transformers import AutoProcessor
 
@@ -179,8 +182,7 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
     lora = config.lora is not None and trainable
     model = _load_model(str(weights) if weights is not None and not lora else config.path, config, dtype)
     processor = AutoProcessor.from_pretrained(config.path)
-    if prepare is not None:
-        prepare(model, processor)
+    new_tokens = prepare(model, processor) if prepare is not None else []
     reference = None
     if trainable:
         freeze_parts(model, config.freeze)
@@ -194,7 +196,7 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
         if one is not None and autocast is not None and not lora:  # a LoRA run's base is loaded in bf16 altogether
             store_frozen(one, autocast)
     model, reference = model.to(device), reference.to(device) if reference is not None else None
-    model = _add_lora(model, config, weights) if lora else model
+    model = _add_lora(model, config, weights, new_tokens) if lora else model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if config.gradient_checkpointing if config.gradient_checkpointing is not None else device.type == "cuda":
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

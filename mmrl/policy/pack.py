@@ -18,7 +18,8 @@ import torch
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
 
-__all__ = ["Batch", "PackItem", "PrefixLayout", "micro_batches", "pack", "pack_padded", "packed_length"]
+__all__ = ["Batch", "PackItem", "PrefixLayout", "micro_batches", "pack", "pack_padded", "packed_length",
+           "within_budget"]
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,16 @@ def packed_length(item: PackItem) -> int:
 
 def micro_batches(items: Sequence[PackItem], token_budget: int) -> Iterator[list[int]]:
     """Indices of `items`, in order, so that each batch holds at most `token_budget` tokens (one group at least)."""
+    return within_budget([packed_length(item) for item in items], token_budget)
+
+
+def within_budget(lengths: Sequence[int], token_budget: int) -> Iterator[list[int]]:
+    """Indices of `lengths`, in order, so that each batch sums to at most `token_budget` (one index at least)."""
     if token_budget < 1:
         raise ConfigError(f"expected train.token_budget >= 1, found {token_budget}")
     batch: list[int] = []
     used = 0
-    for index, item in enumerate(items):
-        length = packed_length(item)
+    for index, length in enumerate(lengths):
         if batch and used + length > token_budget:
             yield batch
             batch, used = [], 0

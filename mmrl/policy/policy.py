@@ -175,7 +175,7 @@ class Policy:
             self.model.save_pretrained(folder)
             self._name_precision(folder / "config.json")
         else:
-            self.model.save_pretrained(folder / "adapter")
+            self.model.save_pretrained(folder / "adapter", save_embedding_layers=False)  # of new tokens their rows only
             if merge_adapter:
                 save_merged(self.model, folder)
         self.processor.save_pretrained(folder)
@@ -195,9 +195,9 @@ def save_merged(model: Any, folder: Path) -> None:
     try:
         state = {}
         for name, tensor in base.state_dict().items():
-            if ".lora_" in name or "lora_magnitude" in name:
+            if ".lora_" in name or "lora_magnitude" in name or ".trainable_tokens_" in name:
                 continue
-            state[name.replace(".base_layer", "")] = tensor
+            state[name.replace(".token_adapter", "").replace(".base_layer", "")] = tensor
         base.save_pretrained(folder, state_dict=state)
     finally:
         model.unmerge_adapter()

@@ -17,7 +17,7 @@ from mmrl.report.clips import episodes
 from mmrl.report.curves import MODES, Curve, draw_curves, other_metrics
 from mmrl.report.gantt import schedule_section
 from mmrl.report.load import Run, Series, number
-from mmrl.report.robot_work import failed_attempts, results_of, stage_times
+from mmrl.report.robot_work import failed_attempts, results_of, stage_times, streaming
 from mmrl.report.rows import gains, part_gains, task_of
 from mmrl.report.sections import alarms, configuration
 from mmrl.report.sources import verdict_of
@@ -48,7 +48,7 @@ _CURVES = (
     Curve("Age of the weights", {"train/staleness": "staleness"}, "versions", zero=True),
 )
 _MAY_BE_ZERO = ("Failed attempts", "Age of the weights")  # not drawn where nothing of it happened
-_DRAWN = ("train/reward", "train/accuracy", "train/parse_rate")  # the success again, and its rest
+_DRAWN = ("train/reward", "train/accuracy", "train/parse_rate", "train/streamed")  # the success again, and its rest
 
 
 def is_embodied(run: Run) -> bool:
@@ -148,12 +148,20 @@ def _results(run: Run, found: Outcome) -> str:
     if found.first is None:
         return '<p class="missing">No finished evaluation in eval/: nothing to compare yet.</p>'
     mark = _mark(run)
-    tiles_ = "".join(_tile(found, m, mark if m != "steps" else "") for m in (HEADLINE, "success_at_end", "steps", "return"))
+    stops = _stops(run)
+    tiles_ = "".join(_tile(found, m, mark if m != "steps" else "")
+                     for m in (HEADLINE, *([] if stops else ["success_at_end"]), "steps", "return"))
     gained = "Gains: the same initial states before and after, paired, 95 % bootstrap over states. " if found.gains else ""
     edges = str(found.first.protocol.get("interval") or "")
+    end = ", and stops there: success at end is the same" if stops else " or is there after its last one (success at end)"
     note = (f"{f'Brackets: {edges}. ' if edges else ''}{gained}An episode counts once it reached success at any step (success "
-            "rate) or is there after its last one (success at end). Dots: hollow before, full after.")
+            f"rate){end}. Dots: hollow before, full after.")
     return f'<div class="tiles">{tiles_}</div><p class="note">{esc(note)}</p>{_unfinished(found)}'
+
+
+def _stops(run: Run) -> bool:
+    """Whether episodes stop at success, so that success at the end is success once by construction (robotics.evaluate)."""
+    return bool(run.evals) and all(str(e.protocol.get("success_at_end", "")).startswith("the same") for e in run.evals)
 
 
 def _unfinished(found: Outcome) -> str:
@@ -186,9 +194,10 @@ def _held_out_chart(run: Run, metric: str, mark: str) -> str:
 
 def _curves(run: Run) -> str:
     mark = f" ({_STAND_IN})" if stand_in(run) else ""
-    front = [c for m in (HEADLINE, "success_at_end") if (c := _held_out_chart(run, m, mark))]
+    stops = _stops(run)
+    front = [c for m in ((HEADLINE,) if stops else _RATES) if (c := _held_out_chart(run, m, mark))]
     more = [c for m in ("steps", "return") if (c := _held_out_chart(run, m, mark))]
-    curves = _training(run, mark)
+    curves = _training(run, mark, stops)
     train = draw_curves(run, curves)
     note = smoothing_note(len(run.metrics))
     drawn = [n for c in curves for n in c.names]
@@ -198,15 +207,17 @@ def _curves(run: Run) -> str:
         f"<details><summary>Steps and return</summary>{_cards(more)}</details>" if more else "",
         f"<h3>Training{f' <small>{note}</small>' if note and train else ''}</h3>",
         _cards(train) if train else '<p class="missing">metrics.jsonl holds no steps yet.</p>',
-        other_metrics(run, (*drawn, *timed, *_DRAWN))))
+        other_metrics(run, (*drawn, *timed, *_DRAWN, *_CURVES[0].names))))
 
 
-def _training(run: Run, mark: str) -> list[Curve]:
+def _training(run: Run, mark: str, stops: bool) -> list[Curve]:
+    """`stops`: see _stops; success at the end is then no curve of its own."""
     first, *rest = _CURVES
+    names = {"train/success_once": "success"} if stops else first.names
     tasks = {n: n.removeprefix("train/").removesuffix("/success_once") for n in run.names()
              if n.startswith("train/") and n.endswith("/success_once") and n != "train/success_once"}
     critic = {n: n.removeprefix("train/critic/").replace("_", " ") for n in run.names() if n.startswith("train/critic/")}
-    curves = [Curve(first.title + mark, first.names, first.unit, percent=True, zero=True, bounds=_RANGE)]
+    curves = [Curve(first.title + mark, names, first.unit, percent=True, zero=True, bounds=_RANGE)]
     if tasks:
         curves.append(Curve("Success by task" + mark, tasks, "training, share of episodes", percent=True, zero=True,
                             bounds=_RANGE))
@@ -296,7 +307,7 @@ def embodied_sections(run: Run, found: Outcome, notes: str) -> list[tuple[str, s
         ("failures", "Failed attempts", lambda: failed_attempts(run)),
         ("alarms", "Alarms", lambda: alarms(run)),
         ("timing", "Timing", lambda: stage_times(run)),
-        ("schedule", "Schedule", lambda: schedule_section(run)),
+        ("schedule", "Schedule", lambda: streaming(run) + schedule_section(run)),
         ("protocol", "Protocol", lambda: _protocol(run)),
         ("configuration", "Configuration", lambda: configuration(run) + notes),
     ]

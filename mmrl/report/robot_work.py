@@ -13,7 +13,7 @@ from mmrl.report.gantt import STAGES
 from mmrl.report.load import EvalStep, Run, Series, parse_line
 from mmrl.report.text import cut_text, esc, short, span
 
-__all__ = ["failed_attempts", "results_of", "stage_times"]
+__all__ = ["failed_attempts", "results_of", "stage_times", "streaming"]
 
 
 def results_of(evaluation: EvalStep) -> Mapping[str, Any]:
@@ -84,6 +84,17 @@ def stage_times(run: Run) -> str:
                              ("Episodes", "perf/episodes_per_s", "per second"), ("Peak memory", "perf/peak_memory_gib", "GiB")):
         cards.append(line_chart(title, [Line(title.lower(), run.series(key), "c1", noisy=True)], unit=unit, zero=True))
     return f'<div class="charts timing">{"".join(f"<div class=card>{c}</div>" for c in cards if c)}</div>'
+
+
+def streaming(run: Run) -> str:
+    """Whether groups were trained on as they closed, in words; '' where metrics.jsonl does not say."""
+    known = [v for _, v in run.series("train/streamed") if v is not None]
+    if not known:
+        return ""
+    if min(known) > 0:
+        return '<p class="note">Groups were streamed: each was trained on as soon as it closed, while others still ran.</p>'
+    return ('<p class="note">Groups were collected, not streamed: training began when the last group of a step had closed. '
+            "Streaming needs a schedule other than serial, rl.kind grpo, algorithm.epochs 1 and algorithm.minibatches 1.</p>")
 
 
 def _stages(busy: Mapping[str, Series], idle: Mapping[str, Series]) -> str:

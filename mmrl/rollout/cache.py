@@ -4,13 +4,14 @@ Works with any transformers model that calls `cache.update(keys, values, layer)`
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-__all__ = ["PreallocatedCache"]
+__all__ = ["PreallocatedCache", "joined"]
 
 
 class _Layer(DynamicLayer):
@@ -69,3 +70,17 @@ class PreallocatedCache(Cache):
         """Keep the rows named by `index`, in that order."""
         for layer in self.layers:
             layer.rearrange(index)
+
+
+def joined(parts: Sequence[tuple[PreallocatedCache, torch.Tensor, int]], capacity: int) -> PreallocatedCache:
+    """One cache of `capacity` positions with rows of several, aligned at their ends: of each the rows named by an index and the
+    positions from a first one on. Positions that a shorter part lacks are zeros, to be masked."""
+    cache = PreallocatedCache(capacity)
+    width = max(part.get_seq_length() - first for part, _, first in parts)
+    for number in range(len(parts[0][0].layers)):
+        columns = []
+        for name in ("keys", "values"):
+            pieces = [getattr(part.layers[number], name)[:, :, first:].index_select(0, index) for part, index, first in parts]
+            columns.append(torch.cat([torch.nn.functional.pad(x, (0, 0, width - x.shape[2], 0)) for x in pieces]))
+        cache.update(columns[0], columns[1], number)
+    return cache

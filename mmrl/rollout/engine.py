@@ -86,8 +86,10 @@ class PrefillOnceEngine(RolloutEngine):
         return Completion(tuple(ids), text, tuple(logps), StopReason.EOS if ended else StopReason.LENGTH,
                           self.policy.version)
 
-    def _prefill(self, prompts: Sequence[Prompt], counts: Sequence[int],
-                 new_tokens: int) -> tuple[torch.Tensor, PreallocatedCache, torch.Tensor, torch.Tensor]:
+    def prefill(self, prompts: Sequence[Prompt], counts: Sequence[int],
+                new_tokens: int) -> tuple[torch.Tensor, PreallocatedCache, torch.Tensor, torch.Tensor]:
+        """Run each prompt once and repeat it: last hidden states (R, H), the KV cache with room for `new_tokens`, which of its
+        positions a row sees (R, K), the next rotary position of each row (R,)."""
         policy = self.policy
         width = max(p.length for p in prompts)
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -114,7 +116,7 @@ class PrefillOnceEngine(RolloutEngine):
     def _decode(self, prompts: Sequence[Prompt], counts: Sequence[int], rows: Sequence[_Row],
                 settings: SamplingSettings) -> tuple[list[list[int]], list[list[float]]]:
         policy, device = self.policy, self.policy.device
-        hidden_RH, cache, mask_RK, position_R = self._prefill(prompts, counts, settings.max_new_tokens)
+        hidden_RH, cache, mask_RK, position_R = self.prefill(prompts, counts, settings.max_new_tokens)
         width = mask_RK.shape[1] - settings.max_new_tokens
         sampled = torch.tensor([r.uniform_S is not None for r in rows], device=device)
         no_noise_S = torch.zeros(settings.max_new_tokens, dtype=torch.double)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmrl.algorithms import GAESettings, Moments, chunk_gae, done_rows, gae_advantages, loss_mask, normalise
+from mmrl.algorithms import GAESettings, Moments, chunk_gae, gae_advantages, normalise
 from mmrl.errors import ConfigError, NonFiniteError
 
 MODES = ("standard", "always", "never")
@@ -125,7 +125,7 @@ def test_standard_is_rlinfs_reward_with_the_bootstrap_added() -> None:
     cut = ended & (torch.rand(12, 5, generator=g) > 0.5)
     for mode, paid in (("standard", cut), ("always", ended)):
         s = GAESettings(bootstrap=mode)
-        dones, added = done_rows(ended & ~cut, cut), rewards + s.gamma * finals * paid
+        dones, added = torch.cat([torch.zeros(1, 5).bool(), ended]), rewards + s.gamma * finals * paid
         expected, carry = torch.zeros_like(rewards), torch.zeros(5).double()
         for t in reversed(range(12)):
             go = (~dones[t + 1]).double()
@@ -180,14 +180,8 @@ def test_chunk_level_sums_and_action_level_is_a_finer_grid(mode) -> None:
         assert out.advantages[:chunks, b].tolist() == pytest.approx(expected, abs=1e-12)
         expected = _by_sums(s, r, values[:, b].reshape(-1)[:steps].tolist(), 0.0, [""] * (steps - 1) + [end], [final] * steps)
         assert fine.advantages[:, b].reshape(-1)[:steps].tolist() == pytest.approx(expected, abs=1e-12)
-    with pytest.raises(ConfigError, match="one value per control step"):
+    with pytest.raises(ConfigError, match="one value per action step"):
         chunk_gae(GAESettings(level="action"), rewards, values[:, :, 0], terminated, truncated)
-
-
-def test_loss_mask_includes_the_step_that_ends_the_episode() -> None:
-    terminated = torch.tensor([[0, 0, 0], [1, 0, 0], [1, 0, 1]]).bool()
-    dones = done_rows(terminated, torch.zeros_like(terminated), before_B=torch.tensor([False, True, False]))
-    assert loss_mask(dones).T.tolist() == [[True, True, False], [False, False, False], [True, True, True]]
 
 
 @given(st.lists(st.lists(st.floats(-50, 50, width=32), max_size=6), min_size=1, max_size=5), st.integers(0, 99))

@@ -1,4 +1,4 @@
-"""Episodes to loss inputs: rewards, groups with errors, resampling by the real sampler, grids, tokens, length weights.
+"""Episodes to loss inputs: rewards, groups with errors, resampling by the real sampler, grids, token masks, length weights.
 
 Run: pytest tests/algorithms/test_trajectories.py
 """
@@ -25,9 +25,7 @@ from mmrl.algorithms import (
     ReturnSettings,
     SamplerSettings,
     Verdict,
-    actor_loss,
     chunk_gae,
-    flatten_tokens,
     group_outcome,
     length_weights,
     make_grid,
@@ -48,7 +46,7 @@ class _Decision:
     logps: tuple[float, ...]
     rewards_C: tuple[float, ...]
     valid_C: tuple[bool, ...]
-    value: float = 0.0
+    values_V: tuple[float, ...] = (0.0,)
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def _episode(rewards: list[float], success: bool = False, at_end: bool | None = 
         part = rewards[k:k + C]
         n = C * DIMS
         decisions.append(_Decision(tuple(range(n)), tuple(-0.1 * (k + i + 1) for i in range(n)),
-                                   (*part, *[99.0] * (C - len(part))), tuple(i < len(part) for i in range(C)), value=k / 10))
+                                   (*part, *[99.0] * (C - len(part))), tuple(i < len(part) for i in range(C)), values_V=(k / 10,)))
     return _Episode(tuple(decisions), success, success if at_end is None else at_end, len(rewards), not truncated, truncated,
                     version, error)
 
@@ -180,35 +178,14 @@ def test_token_mask_follows_the_executed_steps() -> None:
             token_mask(*wrong)
 
 
-def test_tokens_and_grid_agree_on_decisions() -> None:
-    episodes = [_episode([0.0] * 4, True, version=2), _episode([0.0] * 5, error="NaN action"), _episode([0.0] * 7, version=3)]
-    batch = flatten_tokens(episodes, DIMS)
-    grid = make_grid(episodes, ReturnSettings(), [0.0] * 3)
-    assert batch.decision_N.unique().tolist() == list(range(5)) and batch.sequence_N.unique().tolist() == [0, 2]
-    assert batch.mask_N.sum().item() == (4 + 7) * DIMS
-    assert batch.version_N[batch.sequence_N == 2].unique().tolist() == [3]
-    assert batch.old_logp_N[:6].tolist() == pytest.approx([-0.1 * (i + 1) for i in range(6)])
-    assert batch.spread_sequences([1.0, 5.0, -1.0]).unique().tolist() == [-1.0, 1.0]
-    column = torch.tensor([[0, 10, 20], [1, 11, 21], [2, 12, 22]])  # [t, b] -> 10 b + t
-    assert grid.per_decision(column).tolist() == [0, 1, 20, 21, 22]
-    wide = grid.per_decision(torch.stack([column, column + 100, column + 200], 2))
-    assert wide.shape == (5, 3)
-    spread = batch.spread_decisions(wide)
-    chosen = (batch.decision_N == 3) & (batch.action_N == 2)
-    assert spread[chosen].tolist() == [221] * DIMS
-    assert torch.equal(batch.spread_decisions(wide[:, 0])[batch.mask_N].unique(), torch.tensor([0, 1, 20, 21, 22]))
-    with pytest.raises(ConfigError, match="one log-prob per action token, found 5 for 6"):
-        bad = dataclasses.replace(episodes[0].decisions[0], logps=(0.0,) * 5)
-        flatten_tokens([dataclasses.replace(episodes[0], decisions=(bad,))], DIMS)
-
-
 def test_nothing_trainable_gives_empty_inputs() -> None:
     lost = [_episode([0.0], error="died")]
-    batch, grid = flatten_tokens(lost, DIMS), make_grid(lost, ReturnSettings(), [0.0])
-    assert batch.mask_N.numel() == 0 and grid.rewards_TBC.shape == (0, 1, 1)
-    out = chunk_gae(GAESettings(), grid.rewards_TBC, grid.values_RB, grid.terminated_TBC, grid.truncated_TBC,
-                    final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)
-    assert grid.per_decision(out.advantages).numel() == 0
+    for actions in (None, C):
+        grid = make_grid(lost, ReturnSettings(), [0.0], actions)
+        assert grid.rewards_TBC.shape == (0, 1, 1) and grid.values_RBV.shape == (1, 1, 1)
+        out = chunk_gae(GAESettings(), grid.rewards_TBC, grid.values_RBV[..., 0], grid.terminated_TBC, grid.truncated_TBC,
+                        final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)
+        assert out.advantages.numel() == 0
 
 
 def test_gae_on_the_grid_by_hand() -> None:
@@ -216,11 +193,59 @@ def test_gae_on_the_grid_by_hand() -> None:
     cut = dataclasses.replace(_episode([0.0] * 3), terminated=False)
     episodes = [_episode([0.0] * 4, True), _episode([0.0] * 6, truncated=True), cut, _episode([0.0] * 9, error="died")]
     grid = make_grid(episodes, ReturnSettings(coef=5.0), [1000.0, 2.0, 4.0, 7.0])
-    out = chunk_gae(GAESettings(gamma=0.5, lam=1.0), grid.rewards_TBC, grid.values_RB, grid.terminated_TBC, grid.truncated_TBC,
-                    final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)
-    assert grid.per_decision(out.returns).tolist() == pytest.approx([2.5, 5.0, 0.5, 1.0, 2.0])
-    assert grid.per_decision(out.advantages).tolist() == pytest.approx([2.5, 4.7, 0.5, 0.7, 2.0])
+    out = chunk_gae(GAESettings(gamma=0.5, lam=1.0), grid.rewards_TBC, grid.values_RBV[..., 0], grid.terminated_TBC,
+                    grid.truncated_TBC, final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)
+    assert out.returns.T[out.valid.T].tolist() == pytest.approx([2.5, 5.0, 0.5, 1.0, 2.0])
+    assert out.advantages.T[out.valid.T].tolist() == pytest.approx([2.5, 4.7, 0.5, 0.7, 2.0])
     assert not out.valid[:, 3].any()
+
+
+def _by_loops(episode: _Episode, settings: GAESettings, reward: ReturnSettings, repeat: int, final: float) -> list[float]:
+    """Advantages of the executed action steps of one episode, from its fields alone: rewards and values in a flat list, then the
+    recursion from its end."""
+    rewards, values = [], []
+    last = [(d, c) for d in episode.decisions for c in range(C) if d.valid_C[c]][-1]
+    for decision in episode.decisions:
+        for k in range(C // repeat):
+            ran = [c for c in range(k * repeat, (k + 1) * repeat) if decision.valid_C[c]]
+            if ran:
+                paid = [float(episode.success_once and decision is last[0] and c == last[1]) if reward.kind == "success"
+                        else decision.rewards_C[c] for c in ran]
+                rewards.append(reward.coef * sum(paid))
+                values.append(decision.values_V[k])
+    after = 0.0 if episode.terminated else final
+    advantages, carry = [0.0] * len(rewards), 0.0
+    for n in reversed(range(len(rewards))):
+        carry = rewards[n] + settings.gamma * after - values[n] + settings.gamma * settings.lam * carry
+        advantages[n], after = carry, values[n]
+    return advantages
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.booleans()), min_size=1, max_size=4), st.sampled_from([1, 3]),
+       st.sampled_from(["success", "shaped"]), st.integers(0, 999))
+def test_action_level_judges_every_executed_step(plans, repeat, kind, seed) -> None:
+    """Chunks of C control steps, each action repeated 1 or C times; a value for every action step."""
+    g = torch.Generator().manual_seed(seed)
+    actions, settings, reward = C // repeat, GAESettings(level="action", gamma=0.9, lam=0.7), ReturnSettings(kind=kind, coef=2.0)
+    episodes = []
+    for length, success, truncated in plans:
+        plain = _episode(torch.rand(length, generator=g).tolist(), success, truncated=truncated)
+        episodes.append(dataclasses.replace(plain, decisions=tuple(
+            dataclasses.replace(d, values_V=tuple(torch.rand(actions, generator=g).tolist())) for d in plain.decisions)))
+    finals = torch.rand(len(plans), generator=g).tolist()
+    grid = make_grid(episodes, reward, finals, actions)
+    assert grid.rewards_TBC.shape[2] == grid.values_RBV.shape[2] == actions
+    out = chunk_gae(settings, grid.rewards_TBC, grid.values_RBV, grid.terminated_TBC, grid.truncated_TBC,
+                    final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)
+    for b, episode in enumerate(episodes):
+        expected = _by_loops(episode, settings, reward, repeat, finals[b])
+        assert out.advantages[:, b][out.valid[:, b]].tolist() == pytest.approx(expected, abs=1e-5)
+        assert out.advantages[:, b][~out.valid[:, b]].eq(0).all()
+
+
+def test_control_steps_must_be_whole_actions() -> None:
+    with pytest.raises(ConfigError, match="control steps in whole actions, found 3 control steps in 2 actions"):
+        make_grid([_episode([0.0])], ReturnSettings(), [0.0], actions=2)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), st.integers(0, 999))
@@ -256,21 +281,3 @@ def test_length_weights_explain_themselves() -> None:
         with pytest.raises(ConfigError, match=f"max_length of at least 4, found {limit}"):
             length_weights([4], "max_length", limit)
     assert length_weights([], "token_mean").denominator == 0
-
-
-@pytest.mark.parametrize("level", ["token", "action", "chunk"])
-@pytest.mark.parametrize("aggregate", ["token_mean", "sequence_mean"])
-def test_from_episodes_to_a_gradient(level, aggregate) -> None:
-    """On-policy, the gradient of every executed token is minus its trajectory's advantage over the denominator."""
-    episodes = [_episode([0.0] * 4, True), _episode([0.0] * 9), _episode([0.0] * 2, True, error="died"), _episode([0.0] * 5, True)]
-    outcome, batch = group_outcome(episodes), flatten_tokens(episodes, DIMS)
-    logp = batch.old_logp_N.clone().requires_grad_()
-    out = actor_loss(ObjectiveSettings(aggregate=aggregate), batch.units(level), logp, batch.old_logp_N,
-                     batch.spread_sequences(outcome.advantages_G), batch.sequence_N, batch.mask_N)
-    (out.loss / out.denominator).backward()
-    units = {"token": [8, 18, 0, 10], "action": [4, 9, 0, 5], "chunk": [2, 3, 0, 2]}[level]
-    for b, count in enumerate(units):
-        below = sum(units) if aggregate == "token_mean" else 3 * count
-        rows = batch.sequence_N == b
-        expected = torch.where(batch.mask_N[rows], -outcome.advantages_G[b] / below if below else 0.0, 0.0)
-        torch.testing.assert_close(logp.grad[rows], expected, atol=1e-6, rtol=1e-5)

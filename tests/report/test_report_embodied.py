@@ -143,6 +143,35 @@ def test_the_page_has_the_sections_of_acting_and_none_of_answering(tmp_path: Pat
     assert "render 24 s 4 s 50 %" in timing and "infer 12 s 2 s 25 %" in timing and "train 6 s 1 s 75 %" in timing
 
 
+def test_success_at_the_end_is_not_shown_twice_where_episodes_stop_at_success(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    found = sections(build_report(folder))
+    assert "Success at end" in found["Results"] and '<div class="title">Success at end' in found["Curves"]
+    assert "at the end" in words(found["Curves"])
+    for file in folder.glob("eval/*/results.json"):
+        results = json.loads(file.read_text(encoding="utf-8"))
+        results["protocol"]["success_at_end"] = "the same as success once: episodes stop at success"
+        file.write_text(json.dumps(results), encoding="utf-8")
+    found = sections(build_report(folder))
+    assert "Success at end" not in found["Results"] and "stops there: success at end is the same" in words(found["Results"])
+    assert "the same as success once" in words(found["Protocol"])
+    curves = found["Curves"]
+    assert "Success at end" not in curves and "at the end" not in words(curves) and "train/success_at_end" not in curves
+    assert '<div class="title">Success in training' in curves and '<div class="title">Success rate' in curves
+
+
+@pytest.mark.parametrize(("streamed", "said"), [(1.0, "Groups were streamed: each was trained on as soon as it closed"),
+                                                (0.0, "Groups were collected, not streamed"), (None, "")])
+def test_the_schedule_says_whether_groups_were_streamed(tmp_path: Path, streamed: float | None, said: str) -> None:
+    folder = make_run(tmp_path)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    extra = {} if streamed is None else {"train/streamed": streamed}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r | extra) + "\n" for r in rows), encoding="utf-8")
+    found = sections(build_report(folder))
+    assert ("Schedule" in found) == bool(said) and said in words(found.get("Schedule", ""))
+    assert "train/streamed" not in found["Curves"]
+
+
 def test_failures_are_counted_by_reason(tmp_path: Path) -> None:
     text = sections(build_report(make_run(tmp_path)))["Failed attempts"]
     assert "RuntimeError: GL &lt;context&gt; lost" in text and "<context>" not in text

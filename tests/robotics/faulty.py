@@ -2,7 +2,9 @@
 
 Options on top of the tiny ones: fault (one of FAULTS), at (the control step that has it, 1 the first), states (indices of
 the initial states that have it; default all), once (a path: the first episode that creates this file has it, no other),
-chaos (probability that an episode has a fault drawn from `faults` by its seed and by its row, which counts attempts).
+builds (a path that counts how often a simulator of this spec was opened, by any process) and no_build (which of these, 1 the
+first, fail as a driver without a GL context does), chaos (probability that an episode has a fault drawn from `faults` by its
+seed and by its row, which counts attempts).
 """
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.errors import MissingExtraError
 from robotics.contract import EnvSpec, InitialState, Observation, StepResult
 from robotics.tiny import TinySimulator
 
 FAULTS = ("kill", "exit", "hang", "raise", "memory", "kill_reset", "hang_reset", "raise_reset", "leak", "leak_object",
           "bad_picture", "noise", "raise_close")
-_OWN = {"fault": "", "at": 1, "states": None, "once": "", "chaos": 0.0, "faults": FAULTS, "leak_mib": 24}
+_OWN = {"fault": "", "at": 1, "states": None, "once": "", "chaos": 0.0, "faults": FAULTS, "leak_mib": 24,
+        "builds": "", "no_build": ()}
 _leaked: list[bytearray] = []
 
 
@@ -41,6 +45,7 @@ class FaultySimulator(TinySimulator):
         super().__init__(replace(spec, options={k: v for k, v in spec.options.items() if k not in _OWN}))
         self.spec = spec
         self.fault = ""
+        self.opened = False
         self.kept: list[bytearray] = []
 
     def _chosen(self, state: InitialState) -> str:
@@ -55,7 +60,20 @@ class FaultySimulator(TinySimulator):
                 return ""
         return str(self.own["fault"])
 
+    def _open(self) -> None:
+        """What real simulators do in their first reset."""
+        if self.own["builds"]:
+            with open(self.own["builds"], "ab") as file:
+                file.write(b".")
+                file.flush()
+                number = file.tell()
+            if number in self.own["no_build"]:
+                raise MissingExtraError(f"expected a GL context, found none for simulator {number}; run `mmrl doctor`")
+        self.opened = True
+
     def reset(self, state: InitialState) -> None:
+        if not self.opened:
+            self._open()
         self.fault = self._chosen(state)
         if self.fault in ("kill_reset", "hang_reset", "raise_reset"):
             self._do(self.fault.removesuffix("_reset"))

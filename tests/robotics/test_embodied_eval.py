@@ -17,18 +17,9 @@ from mmrl.errors import ConfigError
 from robotics.config import EmbodiedConfig, load_embodied
 from robotics.contract import initial_states
 from robotics.protocols import PROTOCOLS, protocol_of
-from robotics.suite_runs import base_settings
-from robotics.suites import (
-    ProtocolPolicy,
-    RobotSuite,
-    Setting,
-    configure,
-    is_robot_file,
-    load_robot_suites,
-    markdown,
-    percent,
-    suite_row,
-)
+from robotics.suite_runs import base_settings, run_suites
+from robotics.suite_table import markdown, percent, suite_row
+from robotics.suites import ProtocolPolicy, RobotSuite, Setting, configure, is_robot_file, load_robot_suites
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
 REPO = Path(__file__).resolve().parents[2]
@@ -177,6 +168,10 @@ def test_libero_under_a_protocol(checkpoint: Path, name: str) -> None:
     fewer = ["env.horizon=50", "eval_states=5"]
     other = configure(base_of(checkpoint, *fewer), load_robot_suites().suites["libero_spatial"], protocol=name, overrides=fewer)
     assert {f"env.horizon 50 instead of {env.horizon}", "5 trials instead of 50"} <= set(other.deviations)
+    placed = ["env.options={assets: /elsewhere, gl: egl, wait_steps: 3}"]  # where meshes lie and who draws them is no deviation
+    found = configure(base_of(checkpoint, *placed), load_robot_suites().suites["libero_spatial"], protocol=name, overrides=placed)
+    assert found.config.env.options["assets"] == "/elsewhere"
+    assert set(found.deviations) - set(setting.deviations) == {f"env.options.wait_steps 3 instead of {rules.wait_steps}"}
 
 
 # the policy as a protocol wants it
@@ -248,6 +243,11 @@ def test_the_table_is_that_of_the_episodes(evaluated: tuple[Path, str]) -> None:
         protocol = results["protocol"]
         assert (protocol["name"], protocol["render"], protocol["max_steps"], protocol["states_per_task"]) == ("own", "numpy", 8, 8)
         assert protocol["simulator"]["numpy"] == np.__version__ and "held out: 8 of split eval" in protocol["states"]
+        assert row["stops"] and row["success_at_end"] == row["success_once"]
+        assert protocol["success_at_end"].startswith("the same as success once")
+    assert text.count("same: stops at success") == 2 and printed.count("same: stops") == 2
+    for said in ("horizon 8 instead of 40", "image_size 32 instead of 64", "options.tolerance 0.5"):
+        assert text.count(said) == 2 and " ".join(printed.split()).count(said) == 2, said
     assert "stand-in" not in text and "stand-in" not in printed
 
 
@@ -269,6 +269,22 @@ def test_clips_show_both_outcomes_where_there_are_both(evaluated: tuple[Path, st
 
 
 @pytest.mark.slow
+def test_clips_are_of_the_mode_that_is_measured(checkpoint: Path, tmp_path: Path) -> None:
+    """rlinf samples: the first sample of a state is filmed, and outcomes that the first states do not show are."""
+    base = base_of(checkpoint, *TINY, "eval.gallery=1")
+    (row,) = run_suites(str(checkpoint), load_robot_suites().select(["tiny_reach"]), base, folder=tmp_path, protocol="rlinf",
+                        samples=2, limit=8, overrides=[*TINY, "eval.gallery=1"])
+    rows = [json.loads(line) for line in (tmp_path / "tiny_reach" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
+    sampled, greedy = ([r for r in rows if r["mode"] == mode] for mode in ("sampled", "greedy"))
+    assert row.mode == "sampled" and row.n == 8 and len(sampled) == 16 and not any("video" in r for r in greedy)
+    first = [r for number, r in enumerate(sampled) if number % 2 == 0]
+    assert not any("video" in r for number, r in enumerate(sampled) if number % 2)
+    for outcome in (0.0, 1.0):
+        kind = [r for r in first if r["score"]["metrics"]["success_once"] == outcome]
+        assert sum("video" in r for r in kind) >= min(2, len(kind))
+
+
+@pytest.mark.slow
 def test_stand_in_assets_are_said_beside_every_number(evaluated: tuple[Path, str], checkpoint: Path) -> None:
     results = json.loads((evaluated[0] / "tiny_push" / "results.json").read_text(encoding="utf-8"))
     suite = RobotSuite(env="tiny", tasks=["push"], horizon=8, states=8, official=True)
@@ -280,8 +296,9 @@ def test_stand_in_assets_are_said_beside_every_number(evaluated: tuple[Path, str
     text = markdown([row], {"x": suite}, "c")
     assert row.stand_in and not row.official and row.as_dict()["stand_in"]
     assert "not a score of the benchmark" in text
-    line = next(part for part in text.splitlines() if part.startswith("| x "))
-    assert line.count("(stand-in assets)") == line.count(" % [") == 2
+    for shown, numbers in ((row, 1), (replace(row, stops=False), 2)):  # success at end is no number where episodes stop at success
+        line = next(part for part in markdown([shown], {"x": suite}, "c").splitlines() if part.startswith("| x "))
+        assert line.count("(stand-in assets)") == line.count(" % [") == numbers
     assert not suite_row("x", suite, replace(setting, deviations=("env.horizon 8 instead of 220",)), results, None).official
     assert not suite_row("x", suite, setting, results, 3).official
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.errors import CheckpointError, ConfigError
-from robotics.contract import Observation
+from mmrl.errors import CheckpointError, ConfigError, DataError
+from robotics.actions import ActionStatistics
+from robotics.contract import EnvSpec, Observation, make_simulator
 from robotics.load import load_vla
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
@@ -28,7 +29,7 @@ def test_behaviour_log_probs_are_those_of_training(model: Path, decode: str) -> 
     choices = vla.act(seen, [(1, i) for i in range(3)], temperature=0.7)
     out = vla.evaluate([c.prompt for c in choices], [c.tokens for c in choices], 0.7)
     assert torch.allclose(out.logp_N, torch.tensor([x for c in choices for x in c.logps]), atol=1e-5)
-    assert torch.allclose(out.value_D, torch.tensor([c.value for c in choices]), atol=1e-6)
+    assert torch.allclose(out.values_DV, torch.tensor([c.values_V for c in choices]), atol=1e-6)
     assert (out.entropy_N > 0).all() and (out.entropy_N <= np.log(9) + 1e-5).all()
     assert all(0 <= t < 9 for c in choices for t in c.tokens) and len(choices[0].tokens) == 2 * 2
 
@@ -112,7 +113,7 @@ def test_a_saved_policy_acts_alike(model: Path, tmp_path: Path, decode: str) -> 
     seen = observations(2)
     keys = [(3, 1), (3, 2)]
     for one, other in zip(vla.act(seen, keys), again.act(seen, keys), strict=True):
-        assert one.tokens == other.tokens and one.value == pytest.approx(other.value, abs=1e-6)
+        assert one.tokens == other.tokens and one.values_V == pytest.approx(other.values_V, abs=1e-6)
         assert one.logps == pytest.approx(other.logps, abs=1e-6)
     assert json.loads((tmp_path / "saved" / "vla.json").read_text())["action"]["bins"] == 9
 
@@ -135,6 +136,93 @@ def test_lora_trains_adapters_and_action_logits_follow(model: Path, tmp_path: Pa
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for _, p in vla.trainable())
 
 
+def untied(model: Path, folder: Path) -> Path:
+    """The model with an output layer of its own."""
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor  # after mmrl, which mends torchvision
+
+    config = AutoConfig.from_pretrained(model)
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_pretrained(model, config=config).save_pretrained(folder)
+    AutoProcessor.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
+def test_lora_trains_the_rows_of_new_action_tokens_and_saves_them(model: Path, tmp_path: Path, tied: bool, decode: str) -> None:
+    """Rows of action and query tokens change, no other; the merged folder and base + adapter both act like the live policy."""
+    base = model if tied else untied(model, tmp_path / "untied")
+    lora = ("model.lora={r: 4, target_modules: [q_proj, v_proj]}", f"vla.decode={decode}")
+    vla = make_vla(base, *lora)
+    layers = vla.core.base.get_input_embeddings(), vla.core.base.lm_head
+    before = [layer.weight.detach().clone() for layer in layers]
+    assert torch.equal(*before) == tied
+    rows = [n for n, _ in vla.trainable() if "lora_" not in n]
+    assert len(rows) == (1 if tied else 2) and all("trainable_tokens_delta" in n for n in rows)
+    optimizer = torch.optim.AdamW([p for _, p in vla.trainable()], lr=1e-2)
+    prompts = [vla.prompt(o) for o in observations(4)]
+    targets = [(1, 2, 3, 4), (8, 7, 6, 5), (0, 0, 8, 8), (4, 4, 4, 4)]
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = -vla.evaluate(prompts, targets).logp_N.mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    vocabulary = vla.core.processor.tokenizer.get_vocab()
+    new = torch.tensor([i for t, i in vocabulary.items() if t.startswith("<|action_")])
+    changed = [(layer.weight != old).any(1) for layer, old in zip(layers, before, strict=True)]
+    for touched in changed:
+        assert not touched.index_fill(0, new, False).any()
+    assert changed[1][vla.action_ids].all()
+    live = {n: p.detach().clone() for n, p in vla.core.model.named_parameters()}
+    vla.save(tmp_path / "saved")
+    assert all(torch.equal(p, live[n]) for n, p in vla.core.model.named_parameters()), "saving leaves the live policy as it was"
+    seen, keys = observations(3), [(5, i) for i in range(3)]
+    merged = load_vla(config_of(tmp_path / "saved"))
+    assert not merged.core.has_adapter and merged.core.base.config.tie_word_embeddings == tied
+    simulator = make_simulator(EnvSpec("tiny", "reach", 12))
+    resumed = load_vla(config_of(base, *lora), space=simulator.action_space, weights=tmp_path / "saved")
+    for other in (merged, resumed):
+        for one, two in zip(vla.act(seen, keys), other.act(seen, keys), strict=True):
+            assert one.tokens == two.tokens and one.logps == pytest.approx(two.logps, abs=1e-4)
+    again = load_vla(config_of(tmp_path / "saved", *lora))  # its tokens are known: the adapter alone is trained
+    assert all("lora_" in n for n, _ in again.trainable())
+    size = sum(f.stat().st_size for f in (tmp_path / "saved" / "adapter").glob("*.safetensors"))
+    assert size < before[0].numel() * 4, "the adapter holds the new rows, not the whole table"
+
+
+def test_what_a_checkpoint_was_made_with_holds_where_the_configuration_says_nothing(model: Path, tmp_path: Path) -> None:
+    """Bounds from statistics, the gripper's convention and the critic's width: a contradiction is named, silence agrees."""
+    seen = np.random.default_rng(0).uniform(-0.5, 0.7, (200, 3))
+    ActionStatistics.of(seen, mask=(True, True, False)).write(tmp_path / "made.json", "demos")
+    ActionStatistics.of(2 * seen, mask=(True, True, False)).write(tmp_path / "other.json", "demos")
+    pick = ("env.tasks=[pick]", "env.options={}")
+    space = make_simulator(EnvSpec("tiny", "pick", 12)).action_space
+    made = (f"action.statistics={tmp_path / 'made.json'}", "action.gripper=binary_sign", "vla.value_head=true",
+            "vla.value_hidden=32")
+    load_vla(config_of(model, *pick, *made), space=space).save(tmp_path / "saved")
+    for silent in (made, ()):
+        again = load_vla(config_of(tmp_path / "saved", *pick, *silent))
+        assert again.codec.low == tuple(np.quantile(seen, 0.01, axis=0)) and again.codec.mask == (True, True, False)
+        assert again.codec.gripper_convention == "binary_sign"
+        assert again.value_head is not None and again.value_head[0].weight.shape[0] == 32
+    for asked, words in ((f"action.statistics={tmp_path / 'other.json'}", r"action bounds low \[.*\] \(vla\.json\).*asks for \["),
+                         ("action.gripper=raw", r"gripper 'binary_sign' \(vla\.json\), the configuration asks for 'raw': rem"),
+                         ("vla.value_hidden=64", r"value_hidden 32 \(vla\.json\), the configuration asks for 64")):
+        with pytest.raises(ConfigError, match=rf"was made with {words}"):
+            load_vla(config_of(tmp_path / "saved", *pick, asked))
+    nowhere = config_of(tmp_path / "saved", *pick, f"action.statistics={tmp_path / 'gone.json'}")
+    with pytest.raises(DataError, match=r"expected a dataset_statistics\.json"):
+        load_vla(nowhere)
+    assert load_vla(nowhere, trainable=False).codec == again.codec  # a policy that only acts has its numbers in vla.json
+    make_vla(model).save(tmp_path / "plain")
+    wide = load_vla(config_of(tmp_path / "plain", "vla.value_head=true", "vla.value_hidden=48"))  # made without a critic
+    assert wide.value_head is not None and wide.value_head[0].weight.shape[0] == 48
+
+
 def test_mistakes_are_named(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a VLA checkpoint \(a folder with vla.json\) as model.path.*mmrl sft"):
         load_vla(config_of(model))
@@ -144,8 +232,6 @@ def test_mistakes_are_named(model: Path, tmp_path: Path) -> None:
     (tmp_path / "saved" / "vla.json").write_text("{")
     with pytest.raises(CheckpointError, match="expected the action settings of a VLA checkpoint"):
         load_vla(config_of(tmp_path / "saved"))
-    with pytest.raises(ConfigError, match=r"expected model\.lora null for a model that gets new action tokens"):
-        make_vla(model, "model.lora={r: 4}")
     with pytest.raises(ConfigError, match=r"algorithm\.aggregate means nothing to an embodied run"):
         config_of(model, "algorithm.aggregate=sequence_mean")
     with pytest.raises(ConfigError, match=r"rl\.success at_end needs episodes that go on after a success"):

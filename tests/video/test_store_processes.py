@@ -50,6 +50,19 @@ def test_a_lock_dies_with_its_process_and_only_with_it(tmp_path: Path) -> None:
     assert remove_unused(Path(temporary)) == 0 and not list(tmp_path.iterdir())
 
 
+def test_a_file_that_its_writer_removes_while_it_is_looked_at_is_gone(tmp_path: Path) -> None:
+    left = tmp_path / "1-1-1.tmp"
+    left.touch()
+    looked: list[int] = []
+
+    def writer_gives_up(facts: os.stat_result) -> bool:
+        looked.append(facts.st_size)
+        left.unlink()
+        return False
+
+    assert remove_unused(left, unless=writer_gives_up) is None and looked == [0]
+
+
 def test_no_two_hold_a_name_at_once_although_it_comes_and_goes(tmp_path: Path) -> None:
     """The name is removed on every release: locking a file that just lost its name must not count as holding it."""
     code = ("import os, sys\nfrom pathlib import Path\nfrom video.locks import exclusive\nfolder = Path(sys.argv[1])\n"

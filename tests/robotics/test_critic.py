@@ -1,0 +1,272 @@
+"""PPO at chunk and at action level: the critic's judgement and its loss against loops over episodes, and runs that learn by it.
+
+Run: pytest tests/robotics/test_critic.py
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mmrl.errors import CheckpointError, ConfigError
+from mmrl.optim import build_optimizer
+from mmrl.pipeline import Closed
+from robotics.config import EmbodiedConfig
+from robotics.contract import EnvSpec, initial_states
+from robotics.critic import critique
+from robotics.load import load_vla
+from robotics.rollout import Decision, Driver, Episode, EpisodeGroup, GroupRequest
+from robotics.source import EpisodeSource
+from robotics.trainer import EmbodiedTrainer
+from robotics.update import EmbodiedUpdater
+from robotics.vla import VLAPolicy
+from tests.robot_kit import config_of, make_model, make_vla, observations
+
+PPO = ("rl.kind=ppo", "vla.value_head=true", "rl.reward=shaped", "rl.gamma=0.9", "rl.gae_lambda=0.7")
+CHUNK, REPEAT, DIM = 2, 2, 2  # of tests.robot_kit.BASE: two actions of two control steps, two dimensions
+LENGTHS = (4, 7, 9, 2)  # control steps of the episodes: whole decisions, and chunks cut off inside and between actions
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def critic(model: Path, level: str) -> tuple[EmbodiedConfig, VLAPolicy]:
+    """A policy whose critic says something."""
+    vla = make_vla(model, *PPO, f"rl.level={level}")
+    torch.nn.init.normal_(vla.value_head[2].weight, generator=torch.Generator().manual_seed(1))  # type: ignore[index]
+    return config_of(model, *PPO, f"rl.level={level}", "train.token_budget=100"), vla
+
+
+def played(vla: VLAPolicy) -> list[EpisodeGroup]:
+    """One group: episodes of LENGTHS control steps, the second cut off by its horizon, and one that crashed."""
+    seen, g = observations(6), torch.Generator().manual_seed(2)
+    spec, state = EnvSpec("tiny", "reach", 12), initial_states("train", 1)[0]
+    episodes = []
+    for member, length in enumerate(LENGTHS):
+        decisions = []
+        for start in range(0, length, CHUNK * REPEAT):
+            choice = vla.act([seen[(member + start) % 6]], [(member, start)])[0]
+            valid = tuple(start + c < length for c in range(CHUNK * REPEAT))
+            rewards = tuple(float(r) if v else 99.0 for r, v in zip(torch.rand(CHUNK * REPEAT, generator=g), valid, strict=True))
+            decisions.append(Decision(choice.prompt, choice.tokens, choice.logps, choice.values_V, rewards, valid))
+        cut = member == 1
+        episodes.append(Episode(spec, state, member, tuple(decisions), True, True, not cut, cut, length,
+                                final=vla.prompt(seen[5]) if cut else None))
+    episodes.append(dataclasses.replace(episodes[0], member=len(LENGTHS), error="worker died"))
+    return [EpisodeGroup(GroupRequest((1, 0, 0), spec, state, len(episodes)), tuple(episodes))]
+
+
+def judged_by_loops(vla: VLAPolicy, level: str, episode: Episode) -> tuple[list[float], list[float], list[float]]:
+    """Advantages, targets and old values of what was executed, before normalisation: from the rewards and values alone."""
+    rewards: list[float] = []
+    values: list[float] = []
+    width = REPEAT if level == "action" else REPEAT * CHUNK
+    for decision in episode.decisions:
+        for number, first in enumerate(range(0, CHUNK * REPEAT, width)):
+            ran = [decision.rewards_C[c] for c in range(first, first + width) if decision.valid_C[c]]
+            if ran:
+                rewards.append(sum(ran))
+                values.append(decision.values_V[number])
+    after = vla.values([episode.final])[0] if episode.final is not None else 0.0
+    deltas = [r + 0.9 * v - u for r, u, v in zip(rewards, values, [*values[1:], after], strict=True)]
+    advantages = [math.fsum((0.9 * 0.7) ** (k - n) * deltas[k] for k in range(n, len(deltas))) for n in range(len(deltas))]
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)], values
+
+
+@pytest.mark.parametrize("level", ["chunk", "action"])
+def test_the_critics_judgement_is_that_of_plain_loops(model: Path, level: str) -> None:
+    config, vla = critic(model, level)
+    groups = played(vla)
+    found = critique(config, vla, groups)
+    expected = {e.member: judged_by_loops(vla, level, e) for e in groups[0].episodes if e.error is None}
+    steps = {"chunk": 7, "action": 12}[level]  # decisions, or actions that at least began
+    everything = [a for advantages, _, _ in expected.values() for a in advantages]
+    assert len(everything) == steps and len(found.advantages) == len(LENGTHS)
+    mean, std = statistics.mean(everything), statistics.stdev(everything)
+    for member, (advantages, targets, values) in expected.items():
+        for table, wanted in ((found.advantages, [(a - mean) / (std + 1e-5) for a in advantages]), (found.returns, targets),
+                              (found.values, values)):
+            flat = [x for decision in table[(1, 0, 0), member] for x in decision]
+            assert {len(d) for d in table[(1, 0, 0), member]} == {1 if level == "chunk" else CHUNK}
+            assert flat[:len(wanted)] == pytest.approx(wanted, abs=1e-4)
+            assert len(flat) - len(wanted) < CHUNK  # what was never executed stands last
+            assert table is found.values or flat[len(wanted):] == [0.0] * (len(flat) - len(wanted))
+
+
+@pytest.mark.parametrize("level", ["chunk", "action"])
+@pytest.mark.parametrize("norm", ["trajectory", "token"])
+def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str) -> None:
+    """Every executed token is pushed by the advantage of its decision, or of its action step, and each value towards its target,
+    once for every token it judges. On-policy: ratio 1."""
+    config, vla = critic(model, level)
+    config = config.model_copy(update={"rl": config.rl.model_copy(update={"length_norm": norm, "value_clip": None})})
+    groups = played(vla)
+    advantages = critique(config, vla, groups).advantages
+    expected, total, squares = torch.zeros(()), 0.0, 0.0
+    for episode in groups[0].episodes[:-1]:
+        length = sum(-(-sum(d.valid_C) // REPEAT) for d in episode.decisions) * DIM
+        weight = 1 / length if norm == "trajectory" else 1.0
+        total += 1 if norm == "trajectory" else length
+        _, targets, _ = judged_by_loops(vla, level, episode)
+        rows = iter(targets)
+        for decision, judged in zip(episode.decisions, advantages[(1, 0, 0), episode.member], strict=True):
+            out = vla.evaluate([decision.prompt], [decision.tokens])
+            began = [decision.valid_C[k * REPEAT] for k in range(CHUNK)]
+            for n in range(CHUNK * DIM):
+                if began[n // DIM]:
+                    expected = expected - weight * judged[n // DIM if level == "action" else 0] * out.logp_N[n]
+            for v in range(out.values_DV.shape[1]):
+                tokens = DIM * (sum(began) if level == "chunk" else began[v])
+                if tokens:
+                    error = 0.5 * (next(rows) - out.values_DV[0, v]) ** 2
+                    squares += weight * tokens * error.item()
+                    expected = expected + config.rl.value_coef * weight * tokens * error
+    parameters = [p for _, p in vla.trainable()]
+    wanted = torch.autograd.grad(expected / total, parameters, allow_unused=True)
+    updater = EmbodiedUpdater(config, vla, build_optimizer(vla.trainable(), config.optim))
+    taken: list[torch.Tensor | None] = []
+    updater.optimizer.register_step_pre_hook(
+        lambda *_: taken.extend(None if p.grad is None else p.grad.clone() for p in parameters))
+    updater.begin(1)
+    for group in groups:
+        updater.add(group)
+    result = updater.finish()
+    norm_found = torch.cat([g.flatten() for g in wanted if g is not None]).norm()
+    assert result.grad_norms == [pytest.approx(norm_found.item(), rel=1e-3)]
+    scale = min(1.0, config.optim.max_grad_norm / norm_found.item())
+    for mine, other in zip(taken, wanted, strict=True):
+        if other is not None and other.abs().sum() > 0:
+            assert mine is not None
+            assert (mine - other * scale).abs().max() < 2e-3 * (other * scale).abs().max()
+    assert result.value_stats.count == {"chunk": 7, "action": 12}[level]
+    assert result.value_stats.loss == pytest.approx(squares, rel=1e-3)
+
+
+def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: Path) -> None:
+    """No weight decay, no moments, no count of steps: the policy's first step is that of a fresh AdamW. And a policy term that is
+    not finite is left out, not multiplied by 0."""
+    _, vla = critic(model, "chunk")
+    config = config_of(model, *PPO, "rl.critic_warmup=2", "algorithm.epochs=2", "algorithm.kl.coef=0.1", "rl.entropy_coef=0.01",
+                       "optim.weight_decay=0.1", "optim.eps=1e-12", "rl.value_clip=null")
+    groups = played(vla)
+    broken = [dataclasses.replace(g, episodes=tuple(dataclasses.replace(e, decisions=tuple(
+        dataclasses.replace(d, logps=(float("nan"),) * len(d.logps)) for d in e.decisions)) for e in g.episodes)) for g in groups]
+    updater = EmbodiedUpdater(config, vla, build_optimizer(vla.trainable(), config.optim))
+    before = {name: p.detach().clone() for name, p in vla.trainable()}
+    for step in (1, 2):
+        updater.begin(step)
+        updater.add(broken[0])
+        result = updater.finish()
+        assert len(result.grad_norms) == 2 and math.isfinite(result.grad_norms[0]) and result.grad_norms[0] > 0
+    counted = {id(p) for p in updater.optimizer.state}
+    for name, p in vla.trainable():
+        assert (id(p) in counted) == (not torch.equal(p, before[name])) == name.startswith("value_head."), name
+    updater.config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={
+        "epochs": 1, "kl": config.algorithm.kl.model_copy(update={"coef": 0.0})})})
+    updater.settings = dataclasses.replace(updater.settings, kl_coef=0.0)
+    updater.begin(3)
+    updater.add(groups[0])
+    updater.finish()
+    lr, moved = config.optim.lr, 0
+    for name, p in vla.trainable():
+        if not name.startswith("value_head."):
+            largest = ((p - before[name] * (1 - lr * 0.1 * (p.ndim > 1))).abs().max() / lr).item()
+            assert largest <= 1.01, f"{name}: the first step of AdamW moves no weight by more than its learning rate"
+            moved += largest > 0.5
+    assert moved > 10
+
+
+def test_what_means_nothing_to_the_kind_of_run_is_refused(model: Path) -> None:
+    for key, value in (("gamma", 0.9), ("gae_lambda", 0.9), ("value_coef", 1.0), ("value_clip", "null"), ("huber_delta", 1.0),
+                       ("value_lr", 1e-3), ("critic_warmup", 3), ("bootstrap", "never"), ("level", "action")):
+        with pytest.raises(ConfigError, match=rf"rl\.{key} .* is of rl\.kind ppo: grpo gives .* remove it"):
+            config_of(model, f"rl.{key}={value}")
+        config_of(model, *PPO, f"rl.{key}={value}")
+    for setting in ("rl.filter_low=0.1", "rl.filter_high=0.9", "algorithm.dynamic_sampling=false",
+                    "algorithm.advantage_scale=none"):
+        name = setting.split("=")[0].replace(".", r"\.")
+        with pytest.raises(ConfigError, match=rf"{name} .* is of rl\.kind grpo: ppo judges .* remove it"):
+            config_of(model, *PPO, setting)
+        config_of(model, setting)
+    with pytest.raises(ConfigError, match=r"rl\.filter_low 0\.1, rl\.filter_high 0\.9 are of rl\.kind grpo.*remove them"):
+        config_of(model, *PPO, "rl.filter_low=0.1", "rl.filter_high=0.9")
+    for settings in ((), PPO):  # the file that a run writes names every key, most with their defaults
+        whole = config_of(model, *settings).model_dump(mode="json")
+        assert type(config_of(model)).model_validate(whole).model_dump(mode="json") == whole
+
+
+class _Asked:
+    """Stands where the simulators are: keeps the requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[GroupRequest] = []
+
+    def begin_dealing(self) -> None: ...
+
+    def submit(self, request: GroupRequest) -> None:
+        self.requests.append(request)
+
+
+def test_a_place_rolled_out_again_keeps_the_rounds_it_has_left(model: Path) -> None:
+    asked = _Asked()
+    source = EpisodeSource(config_of(model, "train.prompts_per_step=1", "algorithm.max_rounds=3"), cast(Driver, asked))
+    decision = played(make_vla(model))[0].episodes[0].decisions[0]
+
+    def judge(*successes: bool) -> Closed[EpisodeGroup] | None:
+        request = asked.requests[-1]
+        return source._judge(EpisodeGroup(request, tuple(
+            Episode(request.spec, request.state, m, (decision,), won, won, True) for m, won in enumerate(successes))))
+
+    source.start(2)
+    own = [source._request(2, 0, attempt).state for attempt in range(3)]
+    assert len(set(own)) == 3
+    assert judge(False, False) is None  # no signal: the place's second state
+    first = judge(True, False)
+    assert first is not None and first.group is not None
+    source.again(first)  # too old: the second state once more
+    assert judge(True, True) is None, "one state is left"
+    last = judge(False, False)
+    assert last is not None and last.group is None
+    assert [r.state for r in asked.requests] == [own[0], own[1], own[1], own[2]]
+    assert len({r.key for r in asked.requests}) == 4
+    record = source.records[2]
+    assert (record.kept, record.no_signal, record.empty) == (0, 3, 1)
+
+
+@pytest.mark.slow
+def test_ppo_at_action_level_trains_a_value_for_every_action_step(model: Path, tmp_path: Path) -> None:
+    make_vla(model).save(tmp_path / "vla")
+    config = config_of(tmp_path / "vla", *PPO, "rl.level=action", f"dir={tmp_path}", "name=run", "algorithm.epochs=2",
+                       "train.steps=3", "env.options={tolerance: 0.5, reward: shaped}")
+    row = EmbodiedTrainer(config).fit()
+    saved = tmp_path / "run" / "checkpoints" / "step_000003"
+    head = load_file(str(saved / "value_head.safetensors"))
+    assert head["2.weight"].shape[0] == CHUNK and (head["2.weight"].abs().sum(1) > 0).all()
+    assert not torch.allclose(head["2.weight"][0], head["2.weight"][1], atol=1e-4), "each step has its own value"
+    assert json.loads((saved / "vla.json").read_text())["vla"]["value_steps"] == CHUNK
+    assert row["train/grad_norm"] > 0 and math.isfinite(row["train/critic/explained_variance"])
+    again = load_vla(config_of(saved, "action.chunk=2"), trainable=False)
+    assert again.settings.value_steps == CHUNK and len(again.act(observations(1), [(1,)])[0].values_V) == CHUNK
+
+
+def test_a_critic_of_the_other_level_is_named(model: Path, tmp_path: Path) -> None:
+    make_vla(model, *PPO, "rl.level=action").save(tmp_path / "saved")
+    with pytest.raises(ConfigError, match=r"has a critic with 2 values for each decision \(vla\.json\), rl\.level chunk needs 1: "
+                                          r"set rl\.level: action, or start from a policy without a critic"):
+        load_vla(config_of(tmp_path / "saved", *PPO))
+    with pytest.raises(ConfigError, match=r"rl\.level action is of rl\.kind ppo"):
+        config_of(model, "rl.level=action")
+    described = json.loads((tmp_path / "saved" / "vla.json").read_text())
+    described["vla"]["value_steps"] = 1
+    (tmp_path / "saved" / "vla.json").write_text(json.dumps(described))
+    with pytest.raises(CheckpointError, match=r"value_head\.safetensors: expected the value head of this model, found another"):
+        load_vla(config_of(tmp_path / "saved", *PPO))

@@ -1,0 +1,19 @@
+"""LIBERO whose proprioception is the whole physics state, so that tests can compare it across processes, bit for bit."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from robotics.contract import Observation
+from robotics.libero import LiberoSimulator
+
+
+class WholeState(LiberoSimulator):
+    """Proprioception: time, positions, velocities, accelerations of the solver's warm start, controls and actuator forces, every
+    float64 as two float32 with its bits."""
+
+    def observe(self) -> Observation:
+        data = self.env.sim.data._data
+        parts = ([data.time], data.qpos, data.qvel, data.qacc_warmstart, data.ctrl, data.actuator_force)
+        return replace(super().observe(), proprio=np.concatenate(parts).astype(np.float64).view(np.float32))
