@@ -24,6 +24,7 @@ from mmrl.config import RunConfig, effective_threads
 from mmrl.data import load_sources, prompt_stream, write_rejected, write_skipped
 from mmrl.errors import CheckpointError, ConfigError, MMRLError, NonFiniteError, RewardError, did_you_mean
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
+from mmrl.identity import run_identity
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.optim import build_optimizer
 from mmrl.pipeline import GroupSource, IteratorSource, Outcome, Pipeline, PipelineSettings
@@ -150,8 +151,9 @@ class Trainer:
         step = self.start_step
         if step:
             state = self.checkpoints.load_state(step, self.optimizer)
-            old, new = state["identity"], _identity(self.config.model_dump(mode="json"))
-            old = {**_identity({"schedule": type(self.config.schedule)().model_dump(mode="json")}), **old}  # keys it may not know
+            old, new = state["identity"], run_identity(self.config.model_dump(mode="json"))
+            unknown = {"schedule": type(self.config.schedule)().model_dump(mode="json")}  # keys that an older checkpoint may lack
+            old = {**run_identity(unknown), **old}
             changed = [f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
             if changed:
                 raise ConfigError("cannot resume: it would no longer be the same run. Changed since the checkpoint: "
@@ -339,7 +341,7 @@ class Trainer:
         best, best_step = (metric, step) if better else (self.best, self.best_step)
         if self.world.is_main:
             settings = self.config.model_dump(mode="json")
-            state = {"step": step, "identity": _identity(settings), "best": best,
+            state = {"step": step, "identity": run_identity(settings), "best": best,
                      "best_step": best_step, "alarms": self.alarms.state_dict(), **self._state()}
             try:
                 path = self.checkpoints.save(step, self.policy, self.optimizer, state, settings)
@@ -352,20 +354,3 @@ class Trainer:
                     raise
                 self._raise_alarms([Alarm(step, "checkpoint_failed", str(error), "error")])
         self.world.barrier()
-
-
-_MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
-               "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.log_reflection",
-               "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.cache", "data.workers",
-               "data.media_timeout_s", "data.eval", "model.device", "schedule.timeline",
-               "env.workers", "env.start_s", "env.reset_s", "env.step_s", "env.respawns", "env.restart_after_resets",
-               "env.memory_gib", "env.retries", "eval_states", "demos")
-
-
-def _identity(tree: Any, where: str = "") -> dict[str, Any]:
-    """Dotted key -> value of everything in a configuration that would make a resumed run another run."""
-    if where in _MAY_CHANGE:
-        return {}
-    if isinstance(tree, dict):
-        return {k: v for name, part in tree.items() for k, v in _identity(part, f"{where}.{name}".strip(".")).items()}
-    return {where: tree}

@@ -1,0 +1,116 @@
+"""Reads a configuration: YAML, dotted overrides, and errors that name every problem. Part of mmrl.config."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from mmrl.errors import ConfigError, did_you_mean
+
+__all__ = ["load_config_as", "merge", "parse_overrides"]
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def parse_overrides(overrides: list[str]) -> dict[str, Any]:
+    """['train.steps=50', 'data.train.0.limit=9'] -> nested dictionary; values are YAML (numbers, lists, null)."""
+    tree: dict[str, Any] = {}
+    for item in overrides:
+        key, sep, value = item.partition("=")
+        if not sep or not key:
+            raise ConfigError(f"expected an override of the form section.key=value, found '{item}'")
+        node = tree
+        *parents, leaf = key.split(".")
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"override '{item}' goes below '{part}', which another override set to a value")
+        try:
+            node[leaf] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override '{item}': the value is not YAML: {error}") from error
+        if isinstance(node[leaf], str):
+            node[leaf] = _number_or_text(node[leaf])
+    return tree
+
+
+def _number_or_text(text: str) -> Any:
+    if text[:1] not in "0123456789.-+" or "e" not in text.lower():
+        return text  # also 'nan' and 'infinity', which float() would take
+    try:
+        return float(text)  # YAML 1.1 reads 1e-4 as text
+    except ValueError:
+        return text
+
+
+def merge(base: Any, extra: Any) -> Any:
+    """`base` with the nested values of `extra` put over it; {'0': ...} reaches into a list. Raises ConfigError."""
+    if isinstance(base, list) and isinstance(extra, dict) and all(str(k).isdigit() for k in extra):
+        merged = list(base)
+        for key, value in extra.items():
+            if int(key) >= len(merged):
+                raise ConfigError(f"override index {key} is outside a list of {len(merged)}")
+            merged[int(key)] = merge(merged[int(key)], value)
+        return merged
+    if isinstance(base, dict) and isinstance(extra, dict):
+        return {**base, **{k: merge(base[k], v) if k in base else v for k, v in extra.items()}}
+    return extra
+
+
+def _fix_floats(node: Any) -> Any:
+    """PyYAML reads `1e-4` as text (YAML 1.1): turn such text into numbers, leave all other text."""
+    if isinstance(node, dict):
+        return {k: _fix_floats(v) for k, v in node.items()}
+    if isinstance(node, list):
+        return [_fix_floats(v) for v in node]
+    return _number_or_text(node) if isinstance(node, str) else node
+
+
+def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        inner = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _explain(error: ValidationError, origin: str, kind: type[BaseModel]) -> str:
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(p) for p in item["loc"])
+        if item["type"] == "extra_forbidden":
+            known = _known_keys(kind, item["loc"][:-1])
+            lines.append(f"  unknown key '{where}'.{did_you_mean(str(item['loc'][-1]), known)} Known here: {', '.join(known)}")
+        else:  # what a rule of a whole section says names its values: the section itself is no use
+            whole = isinstance(item["input"], dict) and item["type"] in ("value_error", "missing")
+            lines.append(f"  {where or 'config'}: {item['msg']}" + ("" if whole else f", found {item['input']!r}"[:300]))
+    return f"{origin}: {len(lines)} problem(s) in the configuration\n" + "\n".join(lines)
+
+
+def load_config_as(kind: type[C], path: str | Path | None = None, overrides: list[str] | None = None) -> C:
+    """`mmrl.config.load_config` for a configuration of `kind`. Raises ConfigError listing every problem."""
+    tree: Any = {}
+    if path is not None:
+        try:
+            tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        except OSError as error:
+            raise ConfigError(f"expected a configuration file, found '{path}': {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: expected a YAML file in UTF-8, found other bytes: {error}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
+    tree = merge(_fix_floats(tree), parse_overrides(overrides or []))
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        origin = str(path or "configuration") + (" with the overrides" if path is not None and overrides else "")
+        raise ConfigError(_explain(error, origin, kind)) from error

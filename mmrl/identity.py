@@ -1,0 +1,22 @@
+"""What makes a run the run it is: the settings that a resumed run must share with its checkpoint."""
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["run_identity"]
+
+_MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
+               "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.log_reflection",
+               "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.cache", "data.workers",
+               "data.media_timeout_s", "data.eval", "model.device", "schedule.timeline",
+               "env.workers", "env.start_s", "env.reset_s", "env.step_s", "env.respawns", "env.restart_after_resets",
+               "env.memory_gib", "env.retries", "eval_states", "demos", "engine")
+
+
+def run_identity(tree: Any, where: str = "") -> dict[str, Any]:
+    """Dotted key -> value of everything in a configuration that would make a resumed run another run."""
+    if where in _MAY_CHANGE:
+        return {}
+    if isinstance(tree, dict):
+        return {k: v for name, part in tree.items() for k, v in run_identity(part, f"{where}.{name}".strip(".")).items()}
+    return {where: tree}
