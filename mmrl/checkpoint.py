@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,11 @@ class Checkpoints:
         """Folder of the checkpoint of `step`."""
         return self.folder / f"step_{step:06d}"
 
-    def save(self, step: int, policy: Policy, optimizer: torch.optim.Optimizer, state: dict[str, Any],
+    def save(self, step: int, policy: Policy, optimizer: dict[str, Any], state: dict[str, Any],
              settings: dict[str, Any] | None = None) -> Path:
         """Write the checkpoint of `step`, then remove those no longer kept; `settings` go to trainer/config.yaml.
+
+        `policy` holds whole weights, `optimizer` is its whole state (TrainEngine.optimizer_state).
 
         Raises CheckpointError (disk full, no permission) and leaves earlier checkpoints untouched.
         """
@@ -53,7 +56,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             (partial / "trainer").mkdir(parents=True)
             policy.save(partial)
-            torch.save(optimizer.state_dict(), partial / "trainer" / "optimizer.pt")
+            torch.save(optimizer, partial / "trainer" / "optimizer.pt")
             (partial / "trainer" / "state.json").write_text(json.dumps(state), encoding="utf-8")
             if settings is not None:
                 (partial / "trainer" / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
@@ -81,11 +84,14 @@ class Checkpoints:
         os.replace(link, self.folder / "best")
         self._prune()
 
-    def load_state(self, step: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Restore the optimizer and return the run state saved with the checkpoint of `step`."""
+    def load_state(self, step: int, load_optimizer: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """Hand the saved state to `load_optimizer` and return the run state saved with the checkpoint of `step`.
+
+        The tensors are mapped from the file: a process reads only what it keeps of them. Raises CheckpointError.
+        """
         folder = self.path(step) / "trainer"
         try:
-            optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu"))
+            load_optimizer(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=True))
             return json.loads((folder / "state.json").read_text(encoding="utf-8"))
         except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
             raise self.unreadable(step, error) from error

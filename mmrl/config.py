@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from mmrl.config_data import CurriculumStage, DataConfig, DataSource, OfflineConfig, PassRateConfig, Section, SelectionConfig
 from mmrl.config_data import ScheduleConfig as ScheduleConfig
-from mmrl.config_engine import EngineConfig
+from mmrl.config_engine import EngineConfig, OperationsConfig
 from mmrl.config_read import load_config_as, merge, parse_overrides
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
@@ -52,7 +52,7 @@ class ModelConfig(_Section):
     freeze: list[str] = []  # of vision, projector, language
     lora: LoraSettings | None = None
     dtype: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the GPU has it, else fp32
-    attn: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"  # of the vision tower; the language model uses mmrl's
+    attn: Literal["sdpa", "eager", "flash_attention_2", "flex"] = "sdpa"  # of language model and vision tower (policy/attention.py)
     gradient_checkpointing: bool | None = None  # default: on a GPU
     max_prompt_tokens: int = Field(16384, ge=16)
     device: str | None = None  # default: cuda if there is one
@@ -220,6 +220,7 @@ class RunConfig(_Section):
     train: TrainConfig = TrainConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     engine: EngineConfig = EngineConfig()
+    operations: OperationsConfig = OperationsConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from mmrl.config_data import Section
 
-__all__ = ["DeepSpeedConfig", "EngineConfig", "RayConfig", "VLLMConfig"]
+__all__ = ["DeepSpeedConfig", "EngineConfig", "OperationsConfig", "RayConfig", "VLLMConfig"]
 
 
 class _Section(Section, BaseModel):
@@ -26,14 +26,16 @@ class VLLMConfig(_Section):
     """Rollouts by vLLM (engine.rollout vllm)."""
 
     mode: Literal["colocated", "server"] = "colocated"  # in the training process, or a server of its own (`mmrl rollout-server`)
-    url: str | None = None  # of the server, e.g. http://10.0.0.2:8100
+    url: str | None = None  # of the server, e.g. http://10.0.0.2:8100; its key, if it has one: MMRL_API_KEY
+    start_s: float = Field(300.0, gt=0)  # for a server to answer when the run starts
+    timeout_s: float = Field(1800.0, gt=0)  # for each answer of a server: the samples of a step, or a piece of the weights
     memory: float = Field(0.45, gt=0, lt=1)  # share of the GPU that vLLM may hold (colocated)
     kv_cache_gib: float = Field(1.0, gt=0)  # on a CPU: room for keys and values
     max_model_len: int | None = Field(None, ge=16)  # null: model.max_prompt_tokens + rollout.max_new_tokens
     sleep: bool = True  # colocated on a GPU: weights and keys leave it while training runs
     probe_prompts: int = Field(2, ge=1)  # prompts whose log-probs are compared after every sync of the weights
     tolerance: float | None = Field(None, gt=0)  # largest mean |vLLM - trainer| log-prob per token of the probe; beyond it the
-    # ^ run stops. null: 1e-3 in fp32, 0.05 in bf16
+    # ^ run stops. null: 0.05 in bf16; in fp32 30 times that of the first sync (at least 1e-5, at most 1e-3)
     correction: Literal["none", "truncate", "mask"] = "truncate"  # of the gap that rounding leaves: tokens count
     # ^ w = trainer / sampler (their probabilities), at most threshold times, or not at all beyond it (mmrl/algorithms/staleness.py)
     threshold: float = Field(2.0, gt=1)
@@ -51,16 +53,26 @@ class DeepSpeedConfig(_Section):
     """engine.train deepspeed_zero2 and deepspeed_zero3."""
 
     offload: Literal["none", "optimizer", "all"] = "none"  # what lives in host memory; all: parameters too (zero3 only)
+    persist_below: int = Field(100_000, ge=0)  # zero3: parameters of fewer numbers stay whole on every process, once gathered
+    max_live: int = Field(1_000_000_000, ge=0)  # zero3: numbers in gathered parameters at a time; they are kept for their next use
 
 
 class RayConfig(_Section):
-    """engine.workers ray: where simulators, reward workers and rollout engines run."""
+    """engine.workers ray: where simulators, reward workers and rollout engines run (mmrl/cluster/)."""
 
-    address: str | None = None  # of a cluster that runs already: host:port, ray://.. or auto; null: one of this machine alone
+    address: str | None = None  # of a cluster that this machine is a node of: host:port or auto; null: one of this machine alone
+    cpus: int | None = Field(None, ge=1)  # that such a cluster of this machine has to give; null: all cores
     placement: Literal["collocated", "disaggregated", "hybrid"] = "collocated"
-    # ^ collocated: on the trainer's node; disaggregated: on other nodes; hybrid: wherever there is room
-    cpus_per_worker: float = Field(1.0, ge=0)
+    # ^ collocated: on the trainer's node; disaggregated: on other nodes; hybrid: rewards on the trainer's, the rest wherever there
+    # is room
+    cpus_per_worker: float = Field(1.0, gt=0)  # of a simulator or reward worker
     gpus_per_worker: float = Field(0.0, ge=0)  # of simulators that render or step on a GPU
+    rollout_actors: int = Field(0, ge=0)  # copies of the policy that generate, each for a share of the prompts; 0: the training
+    # ^ process generates. With one, results equal its own bit for bit on a CPU; with several, to rounding (other batches)
+    cpus_per_rollout_actor: float = Field(1.0, gt=0)
+    gpus_per_rollout_actor: float = Field(0.0, ge=0)
+    environment: dict[str, str] = {}  # variables for all actors and their processes, beside those of their nodes (MUJOCO_GL ..)
+    restarts: int = Field(20, ge=0)  # lost reward and rollout actors started anew before the run gives up; simulators: env.respawns
     start_s: float = Field(120.0, gt=0)  # for the placement to be granted
 
 
@@ -80,4 +92,17 @@ class EngineConfig(_Section):
         if self.deepspeed.offload == "all" and self.train == "deepspeed_zero2":
             raise ValueError("engine.deepspeed.offload all moves parameters, which deepspeed_zero2 keeps whole on every GPU; use "
                              "deepspeed_zero3, or offload: optimizer")
+        if self.ray.rollout_actors and (self.workers != "ray" or self.rollout != "own"):
+            raise ValueError(f"engine.ray.rollout_actors {self.ray.rollout_actors} needs engine.workers: ray and engine.rollout: "
+                             f"own, found {self.workers} and {self.rollout}; set them, or rollout_actors: 0")
         return self
+
+
+class OperationsConfig(_Section):
+    """How a run lives with what runs it (mmrl/operations): signals and monitoring."""
+
+    grace_s: float = Field(100.0, gt=0)  # after SIGTERM or SIGUSR1: for the step at hand and its checkpoint, else it is given up;
+    # ^ below what the scheduler waits before it kills: Slurm --signal, Kubernetes terminationGracePeriodSeconds, torchrun's
+    # TORCH_ELASTIC_SHUTDOWN_TIMEOUT (30 s, unless scripts/launch_torchrun.sh sets it)
+    metrics_port: int | None = Field(None, ge=0, le=65535)  # Prometheus endpoint of the main process; null: none; 0: a free port
+    metrics_host: str = "127.0.0.1"  # 0.0.0.0: scraped from other machines

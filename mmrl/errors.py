@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "CacheError", "CheckpointError", "ConfigError", "DataError", "MediaError", "MMRLError", "MismatchError", "MissingExtraError",
-    "NonFiniteError", "RegistryError", "RewardError", "did_you_mean",
+    "NonFiniteError", "RegistryError", "RewardError", "RolloutError", "WeightSyncError", "did_you_mean",
 ]
 
 
@@ -64,6 +64,18 @@ class CacheError(MMRLError, OSError):
 
 class NonFiniteError(MMRLError, ArithmeticError):
     """A loss, gradient or log-probability is NaN or infinite."""
+
+    alarm = "non_finite"
+
+
+class RolloutError(MMRLError, RuntimeError):
+    """A rollout engine failed: vLLM raised, or its server is gone."""
+
+
+class WeightSyncError(RolloutError):
+    """A rollout engine does not compute with the trainer's weights after a sync."""
+
+    alarm = "weight_sync"
 
 
 class MissingExtraError(MMRLError, ImportError):

@@ -10,7 +10,7 @@ _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "re
                "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.cache", "data.workers",
                "data.media_timeout_s", "data.eval", "model.device", "schedule.timeline",
                "env.workers", "env.start_s", "env.reset_s", "env.step_s", "env.respawns", "env.restart_after_resets",
-               "env.memory_gib", "env.retries", "eval_states", "demos", "engine")
+               "env.memory_gib", "env.retries", "eval_states", "demos", "engine", "operations")
 
 
 def run_identity(tree: Any, where: str = "") -> dict[str, Any]:

@@ -85,6 +85,8 @@ def take_step(optimizer: torch.optim.Optimizer, parameters: Sequence[tuple[str, 
     """
     reduce_and_scale(parameters, denominator, world_size)
     norm = torch.nn.utils.clip_grad_norm_([p for _, p in parameters], config.max_grad_norm)
+    if hasattr(norm, "full_tensor"):  # of sharded gradients: the same number on every process
+        norm = norm.full_tensor()
     if not torch.isfinite(norm):
         raise NonFiniteError(failure(float(norm)))
     rate = learning_rate(config, update, total_updates)

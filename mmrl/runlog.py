@@ -21,6 +21,7 @@ import yaml
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError
 from mmrl.group_rewards import score_of
+from mmrl.operations.lock import RunLock
 from mmrl.types import Group
 from mmrl.versions import versions
 
@@ -63,10 +64,15 @@ class RunFolder:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.path = Path(config.dir) / config.name
+        self.lock = RunLock(self.path)
         self._replace = False
 
     def prepare(self, *, resume: bool, overwrite: bool) -> None:
-        """Make the folder. Raises ConfigError when it holds another run and neither resume nor overwrite was asked."""
+        """Make the folder and lock it until `finish`.
+
+        Raises ConfigError when another launch trains there, or when it holds a run and neither resume nor overwrite was asked.
+        """
+        self.lock.acquire()
         used = (self.path / "metrics.jsonl").exists() or (self.path / "run.json").exists()
         self._replace = used and overwrite and not resume
         if used and not resume and not overwrite:
@@ -90,10 +96,13 @@ class RunFolder:
             "total_steps": total_steps, "resumed_at": resumed_at, "status": "running"}
         write_json(self.path / "run.json", info)
 
-    def finish(self, status: str) -> None:
-        """Set the status in run.json (finished, interrupted, failed)."""
-        info = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
-        write_json(self.path / "run.json", {**info, "status": status})
+    def finish(self, status: str, *, signal: str | None = None) -> None:
+        """Set the status in run.json (finished, interrupted, failed), and the signal that ended the run; unlock the folder."""
+        file = self.path / "run.json"
+        if file.exists():  # else nothing was begun
+            info = json.loads(file.read_text(encoding="utf-8"))
+            write_json(file, {**info, "status": status, **({"signal": signal} if signal else {})})
+        self.lock.release()
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows to a jsonl file of the run."""

@@ -15,7 +15,7 @@ import torch
 
 from mmrl.config import RunConfig
 from mmrl.data import PromptStream, load_sources, prompt_stream
-from mmrl.errors import DataError, MediaError
+from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.optim import build_optimizer, take_step
 from mmrl.policy.pack import PackItem, micro_batches, pack
 from mmrl.policy.policy import Policy
@@ -49,9 +49,12 @@ def run_sft(policy: Policy, config: RunConfig,
     of the step, metrics["failures"] lists all so far (step, source, id, reason). data.workers prepare the media of this step
     and the next meanwhile.
 
-    Raises DataError when more than one sample and more than 20 % of a step fail, or all of it, and NonFiniteError when the
-    loss stops being finite.
+    Raises ConfigError for an engine of several processes, DataError when more than one sample and more than 20 % of a step
+    fail, or all of it, and NonFiniteError when the loss stops being finite.
     """
+    if (found := config.engine.train) not in ("auto", "single"):
+        raise ConfigError(f"expected engine.train auto or single for supervised fine-tuning, found {found}: it trains in one "
+                          "process; remove engine.train")
     stream = prompt_stream(config, load_sources(config.data.train, on_error=config.data.on_error))
     optimizer = build_optimizer(policy.trainable(), config.optim)
     metrics: dict[str, Any] = {}

@@ -14,26 +14,29 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from mmrl.alarms import Alarm, AlarmBoard
 from mmrl.checkpoint import Checkpoints
+from mmrl.cluster.run import cluster_metrics, prompt_demands, run_cluster, run_rollouts, run_scorer
 from mmrl.config import RunConfig, effective_threads
 from mmrl.data import load_sources, prompt_stream, write_rejected, write_skipped
-from mmrl.errors import CheckpointError, ConfigError, MMRLError, NonFiniteError, RewardError, did_you_mean
+from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine, train_engine_name
+from mmrl.errors import CheckpointError, ConfigError, MMRLError, NonFiniteError, RewardError, WeightSyncError, did_you_mean
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
 from mmrl.identity import run_identity
 from mmrl.metrics import completion_records, step_metrics
+from mmrl.operations.beside import operating, stop_if_asked
+from mmrl.operations.restart import agree_on_checkpoint, resumes
 from mmrl.optim import build_optimizer
 from mmrl.pipeline import GroupSource, IteratorSource, Outcome, Pipeline, PipelineSettings
 from mmrl.policy.loading import load_policy
 from mmrl.prefetch import prefetching
-from mmrl.rollout import PrefillOnceEngine
+from mmrl.rollout import build_rollout_engine
 from mmrl.runlog import RunFolder, rollout_rows, write_json
 from mmrl.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
-from mmrl.scoring import Scorer
 from mmrl.timeline import Timeline
 from mmrl.trackers import Trackers
 from mmrl.update import Updater, UpdateResult
@@ -48,15 +51,19 @@ class Trainer:
     """One run. `on_event(kind, payload)` is told 'start', 'step', 'eval', 'alarm', 'checkpoint' and 'end' (main process)."""
 
     updater: Any  # what trains: its number of optimizer steps is in checkpoints
+    engine: Any = None  # a RolloutEngine; None where the policy acts by itself
     pipeline: Any = None  # a mmrl.pipeline.Pipeline while the run is open; None for serial runs
+    cluster: Any = None  # a mmrl.cluster.session.Cluster while the run is open; None with engine.workers local
 
-    def __init__(self, config: RunConfig, *, resume: bool = False, overwrite: bool = False, on_event: Any = None) -> None:
+    def __init__(self, config: RunConfig, *, resume: bool | Literal["auto"] = False, overwrite: bool = False,
+                 on_event: Any = None) -> None:
         if (threads := effective_threads(config)) is not None:
             torch.set_num_threads(threads)
         self.config, self.on_event = config, on_event or (lambda kind, payload: None)
-        self.overwrite = overwrite and not resume
-        self.world = World(torch.device(config.model.device) if config.model.device else None)
+        self.world = World(torch.device(config.model.device) if config.model.device else None, **accelerator_options(config))
         self.folder = RunFolder(config)
+        resume = resumes(resume, self.folder.path, self.world)
+        self.overwrite = overwrite and not resume
         self.checkpoints = Checkpoints(self.folder.path / "checkpoints", config.train.keep_last)
         if self.world.is_main:
             self.folder.prepare(resume=resume, overwrite=overwrite)
@@ -64,20 +71,21 @@ class Trainer:
         self.world.barrier()
         steps = self.checkpoints.steps() if resume else []
         self.start_step = steps[-1] if steps else 0
+        agree_on_checkpoint(self.start_step, self.checkpoints.folder, self.world)
         torch.manual_seed(config.seed)
         self._load_data()
         self.policy = self._load_policy()
         self.optimizer = self._build_optimizer()
+        self._build_engines()
         self.alarms = AlarmBoard(config.alarms)
         self.best: float | None = None
         self.best_step = 0
         self._tally = StepTally()
+        self._filled = -1  # optimizer steps taken when the actor got its weights
         self._position: dict[str, Any] | None = None  # async: of the schedule after the step just trained
 
     def _load_data(self) -> None:
-        if self.world.size > 1 and (kind := self.config.schedule.kind) != "serial":
-            raise ConfigError(f"expected schedule.kind serial in a run of {self.world.size} processes, found {kind}: it overlaps "
-                              "rollout and training within one process; start one process, or set schedule.kind: serial")
+        train_engine_name(self.config, self.world.size)  # what does not go together must fail before a model is loaded
         self.train_sources = load_sources(self.config.data.train, on_error=self.config.data.on_error)
         self.eval_sources = load_sources(self.config.data.eval, on_error=self.config.data.on_error, where="data.eval")
         prompt_stream(self.config, self.train_sources)  # a curriculum that does not fit the data must fail before a model is loaded
@@ -98,23 +106,31 @@ class Trainer:
 
     def _read_policy(self, weights: Path | None) -> Any:
         """The policy of model.path, or of the checkpoint folder `weights`."""
-        policy = load_policy(self.config.model, self.config.data, needs_reference=self.config.algorithm.kl.coef > 0,
-                             device=self.world.device, weights=weights)
-        self.engine = PrefillOnceEngine(policy)
-        return policy
+        return load_policy(self.config.model, self.config.data, needs_reference=self.config.algorithm.kl.coef > 0,
+                           device=self.world.device, weights=weights)
+
+    def _build_engines(self) -> None:
+        """What trains, and what samples and is saved: the policy itself, or a whole copy of it before its weights are sharded."""
+        self.actor = build_actor(self.config, self.world, self.policy)
+        self.training: TrainEngine = build_train_engine(self.config, self.world, self.policy, self.optimizer)
+        self.engine = build_rollout_engine(self.config, self.policy, self.world, self.train_sources, self.actor)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Everything that answers, scores and trains, while it is open."""
         specs = [(s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)]
         tasks = [s.task for s in (*self.train_sources, *self.eval_sources)]
-        r, encoder = self.config.reward, self.policy.encoder
-        with prefetching(self.config.data, [encoder.visuals]) as [encoder.ahead], Scorer(
-                specs, tasks, workers=r.workers, timeout_s=r.timeout_s) as self.scorer:
-            self.schedule = SerialSchedule(self.config, self.policy, self.engine, self.scorer, self.train_sources, self.world)
-            self.updater = Updater(self.config, self.policy, self.optimizer, self.schedule.stream, self.world)
+        encoder = self.policy.encoder
+        with run_cluster(self.config, self.world.size, prompt_demands(self.config)) as self.cluster, prefetching(
+                self.config.data, [encoder.visuals]) as [encoder.ahead], run_scorer(
+                self.config, specs, tasks, self.cluster) as self.scorer, run_rollouts(
+                self.config, self.actor, self.engine, self.cluster) as self.engine:
+            self.schedule = SerialSchedule(self.config, self.actor, self.engine, self.scorer, self.train_sources, self.world)
+            self.updater = Updater(self.config, self.policy, self.training, self.schedule.stream, self.world)
+            self.updater.on_weights = self._sync
             self.timeline = self.schedule.timeline = Timeline({"infer": 1, "reward": 1, "train": 1})
             with ExitStack() as stack:
+                stack.callback(self.engine.close)
                 if self.config.schedule.kind != "serial":
                     source = IteratorSource(self.schedule.groups, self.config.train.prompts_per_step, GroupPlaces())
                     self.pipeline = stack.enter_context(self._pipeline(source))
@@ -130,19 +146,19 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do."""
-        with self._working():
+        with self._working(), operating(self) as self.interrupts:
             self._restore()
             trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
-            status = "failed"
+            status, signal = "failed", None
             try:
                 row = self._loop(trackers)
                 status = "finished"
-            except KeyboardInterrupt:
-                status = "interrupted"
+            except KeyboardInterrupt as stop:
+                status, signal = "interrupted", getattr(stop, "signal", "SIGINT")
                 raise
             finally:
                 if self.world.is_main:
-                    self.folder.finish(status)
+                    self.folder.finish(status, signal=signal)
                 trackers.close()
         self.on_event("end", {"row": row, "folder": self.folder.path})
         return row
@@ -150,7 +166,7 @@ class Trainer:
     def _restore(self) -> None:
         step = self.start_step
         if step:
-            state = self.checkpoints.load_state(step, self.optimizer)
+            state = self.checkpoints.load_state(step, self.training.load_optimizer_state)
             old, new = state["identity"], run_identity(self.config.model_dump(mode="json"))
             unknown = {"schedule": type(self.config.schedule)().model_dump(mode="json")}  # keys that an older checkpoint may lack
             old = {**run_identity(unknown), **old}
@@ -172,7 +188,7 @@ class Trainer:
             skipped = write_skipped(sources, self.folder.path / "skipped.json")
             self.on_event("start", {"step": step, "config": self.config, "rejected": rejected, "skipped": skipped,
                                     "folder": self.folder.path, "notes": self._started(),
-                                    "trainable": sum(p.numel() for _, p in self.policy.trainable())})
+                                    "trainable": sum(p.numel() for _, p in self.actor.trainable())})
         self.world.barrier()
 
     def _started(self) -> list[str]:
@@ -191,18 +207,23 @@ class Trainer:
 
     def _loop(self, trackers: Trackers) -> dict[str, Any]:
         c, row = self.config, {}
+        with self._alarmed(self.start_step):
+            self._sync()
         if self.start_step == 0:
             self._evaluate(0, full=True)
+        stop_if_asked(self, self.start_step, saved=True)
         for step in range(self.start_step + 1, c.train.steps + 1):
             last = step == c.train.steps
-            row = self._train_step(step)
+            row = self._train_step(step) | cluster_metrics(self.cluster)
             if last or (c.eval.every and step % c.eval.every == 0):
                 row.update(self._evaluate(step, full=last))
             alarms = self._write(step, row, trackers)
-            if last or (c.train.save_every and step % c.train.save_every == 0):
+            if saved := bool(last or (c.train.save_every and step % c.train.save_every == 0)):
                 self._checkpoint(step, row)
             if (stop := self.alarms.must_stop(alarms)) is not None:
                 raise MMRLError(f"stopped at step {step} by alarm '{stop.name}': {stop.message}")
+            if not last:
+                stop_if_asked(self, step, saved=saved)
         return row
 
     def _train_step(self, step: int) -> dict[str, Any]:
@@ -213,6 +234,7 @@ class Trainer:
             update, records, extra = outcome.result, self._records(step), self._outcome_row(outcome)
         else:
             self.policy.publish()
+            self._fill_actor()
             self.timeline.begin_step(step)
             groups = list(self.schedule.groups(step))
             records, extra = self._records(step), {}
@@ -225,7 +247,16 @@ class Trainer:
             int(n) for n in self.world.sum([tally.rollout_tokens, tally.prompt_tokens]))
         seconds = {"rollout": tally.rollout_s, "reward": tally.reward_s, "logprobs": update.logprobs_s,
                    "update": update.update_s, "total": time.perf_counter() - began}
-        return {"step": step, **step_metrics(sorted(records, key=lambda r: r["key"]), tally, update, seconds), **extra}
+        return {"step": step, **step_metrics(sorted(records, key=lambda r: r["key"]), tally, update, seconds), **extra, **self.sent}
+
+    def _fill_actor(self, *, save: bool = False) -> None:
+        """Give the whole copy of sharded weights, where there is one, those of now, if it samples or is saved. Collective."""
+        if self.actor is self.policy:
+            return
+        self.actor.version = self.policy.version
+        if (save or self.config.engine.rollout == "own") and self._filled != self.updater.updates:
+            self.training.fill(self.actor.model)
+            self._filled = self.updater.updates
 
     def _records(self, step: int) -> list[dict[str, Any]]:
         """Records of the step's completions, its tally taken over. Raises RewardError when too many rewards failed."""
@@ -254,17 +285,22 @@ class Trainer:
 
     def _update(self, step: int, groups: list[Any]) -> UpdateResult:
         """The optimizer steps of one training step."""
+        self.engine.rest()
         with self._alarmed(step), self.timeline.span("train", "train", step=step):
             return self.updater.run(groups)
 
+    def _sync(self) -> None:
+        """Give an engine that samples with a copy of the weights those of now; what that measures goes into the step's row."""
+        self.sent = self.engine.publish(self.training) if self.engine is not None else {}
+
     @contextmanager
     def _alarmed(self, step: int) -> Iterator[None]:
-        """A non-finite loss or gradient leaves an alarm before it stops the run."""
+        """A non-finite loss or gradient, and weights that did not arrive, leave an alarm before they stop the run."""
         try:
             yield
-        except NonFiniteError as error:
+        except (NonFiniteError, WeightSyncError) as error:
             if self.world.is_main:
-                self._raise_alarms([Alarm(step, "non_finite", str(error), "error")])
+                self._raise_alarms([Alarm(step, error.alarm, str(error), "error")])
             raise
 
     def _check_rewards(self, step: int, records: list[dict[str, Any]]) -> None:
@@ -312,7 +348,8 @@ class Trainer:
         e = self.config.eval
         settings = EvalSettings(sampling_settings(self.config), e.samples, self.config.seed, None if full else e.limit,
                                 protocol=protocol_of(self.config), views=tuple(e.views))
-        return evaluate(self.policy, self.engine, self.scorer, self.eval_sources, settings, step=step, world=self.world,
+        self._fill_actor()
+        return evaluate(self.actor, self.engine, self.scorer, self.eval_sources, settings, step=step, world=self.world,
                         first_key=len(self.train_sources))
 
     def _evaluate(self, step: int, *, full: bool) -> dict[str, Any]:
@@ -339,12 +376,14 @@ class Trainer:
         metric = row.get("eval/selection")
         better = metric is not None and (self.best is None or metric > self.best)
         best, best_step = (metric, step) if better else (self.best, self.best_step)
-        if self.world.is_main:
+        self._fill_actor(save=True)
+        optimizer = self.training.optimizer_state()
+        if optimizer is not None:  # the main process
             settings = self.config.model_dump(mode="json")
             state = {"step": step, "identity": run_identity(settings), "best": best,
                      "best_step": best_step, "alarms": self.alarms.state_dict(), **self._state()}
             try:
-                path = self.checkpoints.save(step, self.policy, self.optimizer, state, settings)
+                path = self.checkpoints.save(step, self.actor, optimizer, state, settings)
                 if better:
                     self.checkpoints.mark_best(step)
                 self.best, self.best_step = best, best_step

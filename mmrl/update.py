@@ -4,34 +4,39 @@
 and async runs a group is a micro-batch of its own, trained on when it is added; with several passes over a step, or advantages
 that compare groups, it is kept for `finish`, as in serial runs, whose micro-batches hold several groups.
 
+Forwards, gradients and optimizer steps are the training engine's (mmrl.engines). Where forwards are collective, processes agree
+on the number of micro-batches of an optimizer step beforehand, and who has fewer runs idle ones.
+
 Legend: N completion tokens, B sequences of a micro-batch.
 """
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from mmrl.algorithms import (
-    CorrectionSettings,
     LossStats,
     ObjectiveSettings,
     OfflineSettings,
-    behave_weights,
+    denominator,
     policy_loss,
     trajectory_in_loss,
 )
 from mmrl.config import RunConfig
 from mmrl.credit import Credit
 from mmrl.data import PromptStream
+from mmrl.engines.base import TrainEngine
+from mmrl.engines.lockstep import agree, idle_item
 from mmrl.errors import MismatchError, NonFiniteError
 from mmrl.group_rewards import usable
-from mmrl.optim import take_step
+from mmrl.offpolicy import OffPolicy
 from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import LogpResult, Policy
 from mmrl.types import Group
 from mmrl.world import World
 
@@ -106,27 +111,30 @@ class _Work:
         """Tokens of all completions."""
         return sum(map(len, self.item.completions))
 
+    def share(self, settings: ObjectiveSettings) -> float:
+        """The group's share of the denominator, known before its loss."""
+        lengths_B = torch.tensor([len(c) for c in self.item.completions])
+        sequence_N = torch.arange(len(lengths_B)).repeat_interleave(lengths_B)
+        return denominator(settings, sequence_N, torch.tensor(self.in_loss)[sequence_N])
+
 
 class Updater:
-    """Owns the optimizer and turns the groups of a step into optimizer steps."""
+    """Turns the groups of a step into optimizer steps of a training engine."""
 
-    def __init__(self, config: RunConfig, policy: Policy, optimizer: torch.optim.Optimizer, stream: PromptStream,
-                 world: World) -> None:
-        self.config, self.policy, self.optimizer, self.stream, self.world = config, policy, optimizer, stream, world
+    def __init__(self, config: RunConfig, policy: Policy, engine: TrainEngine, stream: PromptStream, world: World) -> None:
+        self.config, self.policy, self.engine, self.stream, self.world = config, policy, engine, stream, world
         self.settings = objective_settings(config)
         self._mixes = config.algorithm.offline.per_group > 0
         self.credit = Credit(config, world, lambda sample: stream.find(sample.source, sample.id)[1].member(sample.task).headline)
-        self.parameters = policy.trainable()
         self.updates = 0  # optimizer steps taken, drives the learning rate
         a = config.algorithm
         self.total_updates = config.train.steps * a.epochs * a.minibatches
-        self.correction = CorrectionSettings(mode=config.schedule.correction, threshold=config.schedule.threshold)
-        self._asynchronous = config.schedule.kind == "async"
+        self.offpolicy = OffPolicy(config)
+        self.on_weights: Callable[[], Any] = lambda: None  # called when a step has changed them, while the policy is held
         self._version = 0  # of the weights a step begins with, as completions name it
         self._result = UpdateResult()
         self._collected: list[Group] = []
         self._names: list[str] = []  # of the samples trained on as they came
-        self._offpolicy: dict[str, float] = defaultdict(float)
 
     @property
     def one_pass(self) -> bool:
@@ -150,8 +158,9 @@ class Updater:
         if self.policy.device.type == "cuda" and self.policy.device.index is not None:
             torch.cuda.set_device(self.policy.device)  # a thread has a current device of its own
         self._version, self._result, self._collected, self._names = self.policy.version, UpdateResult(), [], []
-        self._offpolicy = defaultdict(float)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.offpolicy.begin()
+        if self.streams:
+            self.engine.begin()
 
     def add(self, group: Group) -> None:
         """Train on a closed group, or keep it for `finish` (see the module). Raises MismatchError and NonFiniteError."""
@@ -160,7 +169,7 @@ class Updater:
             return
         began, result = time.perf_counter(), self._result
         work = self._prepare(group, self.credit.assign([group])[group.key])
-        result.denominator += self._accumulate([work], result, first_pass=True, fresh=True)
+        result.denominator += self._accumulate([work], result, [[0]], first_pass=True, fresh=True)
         self._names.append(group.sample.id)
         result.update_s += time.perf_counter() - began
 
@@ -171,15 +180,16 @@ class Updater:
         """
         began, result = time.perf_counter(), self._result
         if self.streams:
-            denominator, result.denominator = result.denominator, 0.0
-            self._apply(denominator, self._names, result)
+            total, result.denominator = self.world.sum([result.denominator])[0], 0.0
+            self._apply(total, self._names, result)
         else:
             self._train_on_all(self._collected, result)
-        result.credit = {**self.credit.metrics(), **self._offpolicy_metrics()}
+        result.credit = {**self.credit.metrics(), **self.offpolicy.metrics()}
         self._collected = []
         if self.config.schedule.kind != "serial":
             self.policy.publish()
         result.update_s += time.perf_counter() - began - result.logprobs_s
+        self.on_weights()
         return self._reduce(result)
 
     def _train_on_all(self, groups: Sequence[Group], result: UpdateResult) -> None:
@@ -187,7 +197,7 @@ class Updater:
             groups = sorted(groups, key=lambda g: (g.key[2], g.key[1]))
         advantages = self.credit.assign(groups)
         work = [self._prepare(g, advantages[g.key]) for g in groups]
-        if not self.one_pass and self.correction.mode != "none" and any(any(w.stale) for w in work):
+        if not self.one_pass and self.offpolicy.corrects(any(any(w.stale) for w in work)):
             work = self._with_proximal(work, result)
         for epoch in range(self.config.algorithm.epochs):
             for number, part in enumerate(self._minibatches(work)):
@@ -200,7 +210,7 @@ class Updater:
                           for t, good in zip(group.trajectories, usable(group), strict=True))
         return _Work(group, PackItem(self.policy.encoder(sample, task), tuple(c.token_ids for c in turns)), advantages_G,
                      in_loss_G, tuple(c.logps for c in turns), tuple(t.offline for t in group.trajectories),
-                     tuple(self._asynchronous and not t.offline and c.policy_version < self._version
+                     tuple(self.offpolicy.asynchronous and not t.offline and c.policy_version < self._version
                            for t, c in zip(group.trajectories, turns, strict=True)))
 
     def _minibatches(self, work: Sequence[_Work]) -> list[list[_Work]]:
@@ -213,36 +223,50 @@ class Updater:
 
     def _optimizer_step(self, work: Sequence[_Work], result: UpdateResult, *, first_pass: bool,
                         fresh: bool) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        denominator = self._accumulate(work, result, first_pass=first_pass, fresh=fresh)
-        self._apply(denominator, [w.group.sample.id for w in work], result)
+        plan, total = self._plan(work), None
+        if self.engine.lockstep:
+            idle, total = self._agree(plan, work)
+            plan += [[]] * idle
+        self.engine.begin(total)
+        share = self._accumulate(work, result, plan, first_pass=first_pass, fresh=fresh)
+        self._apply(self.world.sum([share])[0] if total is None else total, [w.group.sample.id for w in work], result)
 
-    def _packed(self, work: Sequence[_Work]) -> Iterator[tuple[list[_Work], Batch]]:
-        """Micro-batches within the token budget."""
+    def _plan(self, work: Sequence[_Work]) -> list[list[int]]:
+        """Numbers of the groups of each micro-batch, which are within the token budget."""
+        return list(micro_batches([w.item for w in work], self.config.train.token_budget))
+
+    def _agree(self, plan: Sequence[Sequence[int]], work: Sequence[_Work]) -> tuple[int, float]:
+        """How many idle micro-batches this process adds to its plan, and the denominator of all processes. Collective."""
+        count, total = agree(self.world, len(plan), sum(w.share(self.settings) for w in work))
+        return count - len(plan), total
+
+    def _packed(self, work: Sequence[_Work], plan: Sequence[Sequence[int]]) -> Iterator[tuple[list[_Work], Batch]]:
+        """The micro-batches of a plan; one without groups is idle."""
         packer = pack if self.config.train.forward == "shared" else pack_padded
-        for indices in micro_batches([w.item for w in work], self.config.train.token_budget):
+        for indices in plan:
             chunk = [work[i] for i in indices]
-            yield chunk, packer([w.item for w in chunk])
+            yield chunk, packer([w.item for w in chunk] or [idle_item(self.policy.eos_ids[0])])
 
-    def _accumulate(self, work: Sequence[_Work], result: UpdateResult, *, first_pass: bool, fresh: bool) -> float:
+    def _accumulate(self, work: Sequence[_Work], result: UpdateResult, plan: Sequence[Sequence[int]], *, first_pass: bool,
+                    fresh: bool) -> float:
         """Forward and backward; returns the groups' share of the denominator."""
-        denominator = 0.0
-        for chunk, batch in self._packed(work):
-            if first_pass:
+        share = 0.0
+        for number, (chunk, batch) in enumerate(self._packed(work, plan), 1):
+            if first_pass and chunk:
                 self._compare_inputs(chunk, batch)
-            denominator += self._backward(chunk, batch, result, first_pass, fresh)
-        return denominator
+            backward = self._backward if chunk else self._idle
+            share += backward(chunk, batch, result, first_pass, fresh, number == len(plan))
+        return share
 
-    def _apply(self, denominator: float, names: Sequence[str], result: UpdateResult) -> None:
-        """One optimizer step of the gradients summed so far."""
-        denominator = self.world.sum([denominator])[0]
-        norm, result.lr = take_step(
-            self.optimizer, self.parameters, self.config.optim, denominator, self.updates, self.total_updates,
+    def _apply(self, total: float, names: Sequence[str], result: UpdateResult) -> None:
+        """One optimizer step of the gradients summed so far, divided by the denominator of all processes."""
+        norm, result.lr = self.engine.step(
+            total, self.updates, self.total_updates,
             lambda norm: f"the gradient norm is {norm} in optimizer step {self.updates + 1}; samples: {', '.join(names[:8])}; "
-                         "lower optim.lr or resume from the last checkpoint", world_size=self.world.size)
+                         "lower optim.lr or resume from the last checkpoint")
         self.updates += 1
         result.grad_norms.append(norm)
-        result.denominator += denominator
+        result.denominator += total
 
     def _compare_inputs(self, chunk: Sequence[_Work], batch: Batch) -> None:
         for w, seen in zip(chunk, batch.fingerprints, strict=True):
@@ -252,74 +276,73 @@ class Updater:
                     f"{seen}; the picture or the processor changed during the run: restore it, or resume")
 
     def _backward(self, chunk: Sequence[_Work], batch: Batch, result: UpdateResult, first_pass: bool,
-                  fresh: bool) -> float:
-        temperature, device = self.config.rollout.temperature, self.policy.device
+                  fresh: bool, last: bool) -> float:
+        device = self.policy.device
         sequence_N = batch.sequence_N.to(device)
         advantage_N = torch.tensor([a for w in chunk for a in w.advantages], device=device)[sequence_N]
         mask_N = torch.tensor([m for w in chunk for m in w.in_loss], device=device)[sequence_N]
         behaviour_N = torch.tensor([x for w in chunk for lps in w.behaviour for x in lps], device=device)
         offline_N = torch.tensor([o for w in chunk for o in w.offline], device=device)[sequence_N]
         stale_N = torch.tensor([s for w in chunk for s in w.stale], device=device)[sequence_N]
-        reference_N = None
-        if self.settings.kl_coef > 0:
-            began = time.perf_counter()
-            with torch.no_grad(), self.policy.reference() as reference:
-                reference_N = reference.logp(batch, temperature).logp_N
-            result.logprobs_s += time.perf_counter() - began
-        out = self.policy.logp(batch, temperature)
+        reference_N, out = self._forward(batch, result)
         names = sorted({w.group.sample.source for w in chunk})
         label_N = torch.tensor([names.index(w.group.sample.source) for w in chunk for _ in w.advantages],
                                device=device)[sequence_N]
         old_N, weight_N = behaviour_N, None
-        if self.correction.mode != "none" and any(any(w.stale) for w in chunk):
-            old_N, weight_N = self._corrected(chunk, out.logp_N.detach(), behaviour_N, stale_N, mask_N, first_pass)
+        if self.offpolicy.corrects(any(any(w.stale) for w in chunk)):
+            proximal_N = out.logp_N.detach()
+            if not self.one_pass:
+                proximal_N = torch.tensor([x for w in chunk for x in w.proximal or ()], device=device)
+            old_N, weight_N = self.offpolicy.correct(proximal_N, behaviour_N, stale_N, ~offline_N, mask_N, count=first_pass)
         loss = policy_loss(self.settings, out.logp_N, old_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N,
                            weight_N=weight_N, label_N=label_N, num_labels=len(names), offline_N=offline_N if self._mixes else None)
         if not torch.isfinite(loss.loss):
             raise NonFiniteError(f"the loss is {float(loss.loss)}; samples: {', '.join(w.group.sample.id for w in chunk)}")
-        loss.loss.backward()
+        self.engine.backward(loss.loss, last=last)
         for name, stats in zip(names, loss.by_label, strict=True):
             result.sources[name].stats += stats
         result.packed_tokens += batch.num_tokens
         if first_pass:
             self._observe(chunk, (out.logp_N.detach() - behaviour_N).abs(), out.entropy_N, ~offline_N, stale_N, result, fresh)
-            if self._asynchronous:
-                self._offpolicy["tokens"] += float(mask_N.sum())
-                self._offpolicy["stale"] += float((mask_N & stale_N).sum())
+            self.offpolicy.observe(stale_N, mask_N)
         return loss.denominator
+
+    def _idle(self, chunk: Sequence[_Work], batch: Batch, result: UpdateResult, first_pass: bool, fresh: bool, last: bool) -> float:
+        """What `_backward` runs, for another process that has groups left: nothing is added to gradients or metrics."""
+        _, out = self._forward(batch, result)
+        self.engine.backward(out.logp_N.sum() * 0.0, last=last)
+        return 0.0
+
+    def _forward(self, batch: Batch, result: UpdateResult) -> tuple[torch.Tensor | None, LogpResult]:
+        """Log-probs of the reference, where there is a KL term, and of the policy."""
+        reference_N = None
+        if self.settings.kl_coef > 0:
+            began = time.perf_counter()
+            with torch.no_grad(), self.policy.reference():
+                reference_N = self._logp(batch).logp_N
+            result.logprobs_s += time.perf_counter() - began
+        return reference_N, self._logp(batch)
+
+    def _logp(self, batch: Batch) -> LogpResult:
+        def forward() -> tuple[torch.Tensor, ...]:
+            found = self.policy.logp(batch, self.config.rollout.temperature)
+            return found.logp_N, found.entropy_N
+
+        return LogpResult(*self.engine.run(forward))
 
     def _with_proximal(self, work: Sequence[_Work], result: UpdateResult) -> list[_Work]:
         """The groups with the log-probs of the weights before the update, which later passes can no longer compute."""
         began, found = time.perf_counter(), []
+        plan = self._plan(work)
+        if self.engine.lockstep:
+            plan += [[]] * self._agree(plan, work)[0]
         with torch.no_grad():
-            for chunk, batch in self._packed(work):
-                pieces = self.policy.logp(batch, self.config.rollout.temperature).logp_N.split([w.num_tokens for w in chunk])
+            for chunk, batch in self._packed(work, plan):
+                logp_N = self._logp(batch).logp_N
+                pieces = logp_N.split([w.num_tokens for w in chunk]) if chunk else ()
                 found += [replace(w, proximal=tuple(piece.tolist())) for w, piece in zip(chunk, pieces, strict=True)]
         result.logprobs_s += time.perf_counter() - began
         return found
-
-    def _corrected(self, chunk: Sequence[_Work], logp_N: torch.Tensor, behaviour_N: torch.Tensor, stale_N: torch.Tensor,
-                   mask_N: torch.Tensor, first_pass: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Old log-probs and weights of decoupled PPO (mmrl.algorithms.behave_weights) where older weights wrote; elsewhere those of
-        the rollout, and 1."""
-        proximal_N = logp_N
-        if not self.one_pass:
-            proximal_N = torch.tensor([x for w in chunk for x in w.proximal or ()], device=logp_N.device)
-        weight_N, masked_N = behave_weights(self.correction, proximal_N, behaviour_N)
-        if first_pass:
-            self._offpolicy["weight"] += float(weight_N[mask_N & stale_N].sum())
-            self._offpolicy["masked"] += float((masked_N & mask_N & stale_N).sum())
-        return torch.where(stale_N, proximal_N, behaviour_N), torch.where(stale_N, weight_N, torch.ones_like(weight_N))
-
-    def _offpolicy_metrics(self) -> dict[str, float]:
-        """Of async runs: share of tokens that older weights wrote, and of those the mean weight and the share masked."""
-        if not self._asynchronous:
-            return {}
-        found, stale = self._offpolicy, self._offpolicy["stale"]
-        shares = {"train/offpolicy/share": stale / max(found["tokens"], 1.0)}
-        if stale and self.correction.mode != "none":
-            shares |= {"train/offpolicy/weight": found["weight"] / stale, "train/offpolicy/masked": found["masked"] / stale}
-        return shares
 
     def _observe(self, chunk: Sequence[_Work], gap_N: torch.Tensor, entropy_N: torch.Tensor, own_N: torch.Tensor,
                  stale_N: torch.Tensor, result: UpdateResult, fresh: bool) -> None:

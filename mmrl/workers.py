@@ -3,10 +3,11 @@
     worker = Worker(serve, (tasks,), "mmrl-reward")     # serve(connection, progress, tasks) in a process of its own
     worker.connection.send(job)
 
-A worker never outlives the process that started it, and leaves Ctrl-C to it.
+A worker never outlives the process that started it, and leaves Ctrl-C and SIGTERM to it.
 """
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -29,7 +30,8 @@ def _leave_with_parent() -> None:
 
 
 def _main(target: Callable[..., None], connection: Connection, progress: Any, args: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all processes; the parent ends us in its own order
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # terminals and schedulers send them to all processes
+        signal.signal(number, signal.SIG_IGN)  # .. the parent finishes its step with us and ends us in its own order
     threading.Thread(target=_leave_with_parent, daemon=True, name="parent-watch").start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
         target(connection, progress, *args)
@@ -55,9 +57,11 @@ class Worker:
         self.process.start()
         child.close()
         self.ready = False
+        atexit.register(self.kill)  # multiprocessing would ask by SIGTERM and wait for ever
 
     def kill(self) -> None:
         """End the process without asking it."""
+        atexit.unregister(self.kill)
         self.process.kill()
         self.process.join(_END_S)  # one that hangs in the kernel (a dead network disk) ends when the kernel lets it
         self.connection.close()

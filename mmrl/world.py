@@ -1,7 +1,9 @@
 """The processes of a run, through accelerate: one process on a laptop, several under `accelerate launch` or torchrun."""
 from __future__ import annotations
 
+import logging
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -9,12 +11,31 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, gather_object
 
-from mmrl.errors import ConfigError
+from mmrl import errors
+from mmrl.errors import ConfigError, MMRLError
 
 __all__ = ["World"]
 
+_LOG = logging.getLogger(__name__)
+
 # Others wait for rank 0 while it writes a checkpoint; NCCL's own 10 minutes are too few for a large model on a slow disk.
 _TIMEOUT = timedelta(hours=2)
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Among the items of a process: it ends, with this error (`kind`: the name of a class of mmrl.errors)."""
+
+    rank: int
+    kind: str
+    message: str
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> _Stop:
+        plain = (c.__name__ for c in type(error).__mro__ if c.__module__ == MMRLError.__module__ and c is not errors.MediaError)
+        if kind := next(plain, ""):
+            return cls(rank, kind, str(error))
+        return cls(rank, "MMRLError", f"{type(error).__name__}: {error} (its output has the traceback)")
 
 
 def _choose_gpu(device: torch.device) -> None:
@@ -31,13 +52,21 @@ def _choose_gpu(device: torch.device) -> None:
 
 
 class World:
-    """Rank, size and the few collective operations mmrl needs; with one process they do nothing."""
+    """Rank, size and the few collective operations mmrl needs; with one process they do nothing.
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    `options` are further arguments of accelerate's Accelerator, the plugin of a training engine (mmrl.engines).
+    """
+
+    _stopping = False  # this process or another one ends with an error, and all know it
+
+    def __init__(self, device: torch.device | None = None, **options: Any) -> None:
         if device is not None:
             _choose_gpu(device)
-        self.accelerator = Accelerator(cpu=device is not None and device.type == "cpu",
-                                       kwargs_handlers=[InitProcessGroupKwargs(timeout=_TIMEOUT)])
+        group = InitProcessGroupKwargs(timeout=_TIMEOUT)
+        if "backend" in options:  # accelerate finds none by itself where DeepSpeed runs on a CPU
+            group.backend = options.pop("backend")
+        on_cpu = device is not None and device.type == "cpu"
+        self.accelerator = Accelerator(**{"cpu": on_cpu, "kwargs_handlers": [group], **options})
 
     @property
     def size(self) -> int:
@@ -60,8 +89,33 @@ class World:
         return self.accelerator.device
 
     def gather(self, items: list[Any]) -> list[Any]:
-        """Picklable items of all processes, in order of rank, on every process."""
-        return list(gather_object(items)) if self.size > 1 else items
+        """Picklable items of all processes, in order of rank, on every process.
+
+        Raises the error, an MMRLError, with which another process stopped (see `stop`).
+        """
+        if self.size == 1:
+            return items
+        found = list(gather_object(items))
+        stop = next((item for item in found if isinstance(item, _Stop)), None)
+        if stop is not None and not self._stopping:
+            self._stopping = True
+            raise getattr(errors, stop.kind)(f"process {stop.rank} of {self.size} stopped: {stop.message}")
+        return [item for item in found if not isinstance(item, _Stop)]
+
+    def stop(self, error: BaseException) -> None:
+        """Tell the other processes that this one ends with `error`: the `gather`, `sum` or `barrier` they come to next raises it.
+
+        Waits until they have come there. Does nothing when they know: after `stop`, and where a collective raised their error here.
+        The caller must not have left out any other collective that they are about to run (as inside a sharded engine).
+        """
+        if self.size == 1 or self._stopping:
+            return
+        self._stopping = True
+        _LOG.error("process %d of %d stops, the others follow when they have come as far: %s", self.rank, self.size, error)
+        try:
+            gather_object([_Stop.of(self.rank, error)])
+        except RuntimeError as lost:  # they are gone
+            _LOG.warning("the other processes could not be told: %s", lost)
 
     def sum(self, values: list[float]) -> list[float]:
         """Elementwise sum over processes, in float64."""
@@ -70,8 +124,8 @@ class World:
         return [sum(column) for column in zip(*self.gather([values]), strict=True)]
 
     def barrier(self) -> None:
-        """Wait for every process."""
-        self.accelerator.wait_for_everyone()
+        """Wait for every process. Raises as `gather` does."""
+        self.gather([])
 
     def close(self) -> None:
         """Leave the process group."""

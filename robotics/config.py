@@ -23,7 +23,12 @@ class _Section(Section, BaseModel):
 
 
 class EnvConfig(_Section):
-    """Where the policy acts; see robotics.contract.EnvSpec."""
+    """Where the policy acts; see robotics.contract.EnvSpec.
+
+    In a run of several processes (torchrun, accelerate launch: one per GPU) each has slots, workers and respawns of its own and
+    plays its share of a step's train.prompts_per_step groups: 8 processes with slots 16 and workers 2 hold 128 simulators in 16
+    workers. Choose train.prompts_per_step as a multiple of the processes.
+    """
 
     suite: str = "tiny"  # tiny, maniskill, libero, robosuite, or module:Class of a robotics.contract.Simulator
     tasks: list[str] = Field(["push"], min_length=1)  # one policy for all; groups are drawn from them in turn
@@ -31,8 +36,8 @@ class EnvConfig(_Section):
     image_size: int = Field(64, ge=8)
     cameras: list[str] = ["base"]
     options: dict[str, Any] = {}  # of the suite
-    slots: int = Field(16, ge=1)  # simulators held at once
-    workers: int = Field(2, ge=1)  # processes they live in
+    slots: int = Field(16, ge=1)  # simulators held at once, by each process of the run
+    workers: int = Field(2, ge=1)  # processes they live in, for each process of the run
     start_s: float = Field(180.0, gt=0)  # a worker must answer its handshake within this
     reset_s: float = Field(120.0, gt=0)  # a reset must end within this (the first one opens the simulator)
     step_s: float = Field(60.0, gt=0)  # an action chunk must end within this

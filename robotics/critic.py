@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mmrl.algorithms import Advantages, GAESettings, Grid, PPOSettings, chunk_gae, make_grid, normalise, trainable
+from mmrl.algorithms import Advantages, GAESettings, Grid, Moments, PPOSettings, chunk_gae, make_grid, normalise, trainable
 from mmrl.policy.pack import within_budget
+from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.returns import return_settings
 from robotics.rollout import EpisodeGroup
@@ -55,8 +56,11 @@ def judge(settings: GAESettings, grid: Grid) -> tuple[Advantages, torch.Tensor]:
     return found, grid.values_RBV[:-1]
 
 
-def critique(config: EmbodiedConfig, vla: VLAPolicy, groups: Sequence[EpisodeGroup]) -> Critique:
-    """Judge the decisions of all episodes that may train. Raises NonFiniteError for a reward or value that is not finite."""
+def critique(config: EmbodiedConfig, vla: VLAPolicy, groups: Sequence[EpisodeGroup], world: World | None = None) -> Critique:
+    """Judge the decisions of all episodes that may train. Raises NonFiniteError for a reward or value that is not finite.
+
+    `world`: the processes that have the other groups of the step; collective. Advantages are normalised, and metrics are, over all.
+    """
     episodes = [(g.request.key, e) for g in groups for e in g.episodes if trainable(e)]
     settings = gae_settings(config)
     waiting = [i for i, (_, e) in enumerate(episodes) if e.final is not None]
@@ -67,16 +71,27 @@ def critique(config: EmbodiedConfig, vla: VLAPolicy, groups: Sequence[EpisodeGro
     grid = make_grid([e for _, e in episodes], return_settings(config), [final_values.get(i, 0.0) for i in range(len(episodes))],
                      vla.codec.chunk if settings.level == "action" else None)
     found, values_TBV = judge(settings, grid)
-    advantages_TBV = normalise(found.advantages, found.valid)
+    targets, old = found.returns[found.valid].double(), values_TBV[found.valid].double()
+    moments, target, error, value = _moments(world, found.advantages[found.valid], targets, targets - old, old)
+    advantages_TBV = normalise(found.advantages, found.valid, moments)
     columns: dict[str, Table] = {"advantages": {}, "values": {}, "returns": {}}
     for b, (key, episode) in enumerate(episodes):
         length = len(episode.decisions)
         for name, table in (("advantages", advantages_TBV), ("values", values_TBV), ("returns", found.returns)):
             columns[name][key, episode.member] = table[:length, b].tolist()
-    targets, old = found.returns[found.valid].double(), values_TBV[found.valid].double()
-    spread = float(targets.var(correction=0)) if targets.numel() else 0.0
-    explained = 1 - float((targets - old).var(correction=0)) / spread if spread > 0 else 0.0
-    mean = float(targets.mean()) if targets.numel() else 0.0
+    spread = _variance(target)
     return Critique(columns["advantages"], columns["values"], columns["returns"],
-                    {"critic/explained_variance": explained, "critic/return": mean,
-                     "critic/value": float(torch.as_tensor(old).mean()) if old.numel() else 0.0})
+                    {"critic/explained_variance": 1 - _variance(error) / spread if spread > 0 else 0.0,
+                     "critic/return": target.mean, "critic/value": value.mean})
+
+
+def _moments(world: World | None, *columns: torch.Tensor) -> list[Moments]:
+    """Of each column (N,), over all processes."""
+    mine = [x for column in columns for x in Moments.of(column, torch.ones_like(column, dtype=torch.bool)).to_list()]
+    sums = mine if world is None else world.sum(mine)
+    return [Moments.from_list(sums[i:i + 3]) for i in range(0, len(sums), 3)]
+
+
+def _variance(moments: Moments) -> float:
+    """Biased; 0 without spread."""
+    return moments.std ** 2 * (moments.count - 1) / moments.count if moments.count else 0.0

@@ -5,6 +5,8 @@ An episode that could not be finished counts as a failure and is named. Interval
 else cluster bootstrap over states, 95 %. What the simulators say of themselves (packages, render backend, assets) stands beside
 the numbers; on stand-in assets `protocol.assets` is 'stand-in', and every place that prints a number says so.
 
+Of several processes each plays every size-th state and writes its clips; all have the whole evaluation in the end.
+
     evaluation = evaluate_policy(config, driver, step=0, limit=50, videos=Path("videos"))
 """
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import numpy as np
 from mmrl.evaluate import Evaluation
 from mmrl.stats import describe, macro_estimate
 from mmrl.versions import versions
+from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, InitialState, initial_states
 from robotics.rollout import Driver, Episode, GroupRequest
@@ -59,21 +62,22 @@ def describe_states(spec: EnvSpec, states: Sequence[InitialState]) -> str:
     return f"held out: {len(states)} of split {states[0].split}, from seed {states[0].seed}" if states else "none"
 
 
-def simulator_versions(driver: Driver, specs: Sequence[EnvSpec]) -> dict[str, str]:
-    """What the simulators that ran say of themselves; values that differ between tasks one after the other."""
-    found: dict[str, list[str]] = defaultdict(list)
+def simulator_versions(driver: Driver, specs: Sequence[EnvSpec], world: World | None = None) -> dict[str, str]:
+    """What the simulators that ran say of themselves; values that differ between tasks or processes one after the other."""
+    ran = [(spec.key, facts.versions) for spec in specs if (facts := driver.pool.facts.get(spec.key)) is not None]
+    known, found = _everywhere(world, ran), defaultdict(list)
     for spec in specs:
-        facts = driver.pool.facts.get(spec.key)
-        for name, value in (facts.versions if facts is not None else {}).items():
+        for name, value in (item for key, said in known if key == spec.key for item in said.items()):
             found[name].append(value)
     return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items()}
 
 
 def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit: int | None = None, videos: Path | None = None,
-                    plan: EvalPlan | None = None) -> Evaluation:
+                    plan: EvalPlan | None = None, world: World | None = None) -> Evaluation:
     """Play eval_states held-out states of every task (the first `limit`): once greedily, eval.samples times sampled.
 
-    `videos`: folder for the pictures of the first eval.gallery states, as H.264 clips.
+    `videos`: folder for the pictures of the first eval.gallery states, as H.264 clips. `world`: the processes that share the
+    states; collective.
     """
     plan, specs = plan or EvalPlan(), env_specs(config)
     requests: list[GroupRequest] = []
@@ -94,20 +98,34 @@ def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit:
                                                  frames=shown and mode == plan.filmed))
     before = len(driver.failures)
     rows = []
-    for group in driver.play(requests):
+    for group in driver.play(_share(world, requests)):
         number, order, mode = place[group.request.key]
         for episode in group.episodes:
             rows.append(((number, order, mode, episode.member), _row(episode, mode) | _filmed(episode, number, videos)))
-    rows.sort(key=lambda r: r[0])
-    failed = [dataclasses.asdict(f) for f in driver.failures[before:] if f.key in place]  # others: of steps under way (async)
+    rows = sorted(_everywhere(world, rows), key=lambda r: r[0])
+    failed = _everywhere(world, [dataclasses.asdict(f) for f in driver.failures[before:]
+                                 if f.key in place])  # others: of steps under way (async)
     if videos is not None and plan.film:
-        _film_more(driver, [r for r in requests if r.greedy == (plan.filmed == "greedy")], place, rows, videos, plan.film)
-    protocol = {**_protocol(config, driver, specs, played), **plan.protocol}
+        _film_more(driver, [r for r in requests if r.greedy == (plan.filmed == "greedy")], place, rows, videos, plan.film, world)
+    protocol = {**_protocol(config, driver, specs, played, world), **plan.protocol}
     results = {"step": step, "task": ", ".join(config.env.tasks), "protocol": protocol,
                **_tables([r for _, r in rows], config.seed), "failed_attempts": failed}
     measured = {(n, spec.task): frozenset(METRICS) for n, spec in enumerate(specs)}
     groups = [(key[0], r["task"]) for key, r in rows]
     return Evaluation(results, [r for _, r in rows], [key[1] for key, _ in rows], groups, measured)
+
+
+def _share(world: World | None, requests: Sequence[GroupRequest]) -> list[GroupRequest]:
+    """Those of this process: of every size-th state."""
+    if world is None:
+        return list(requests)
+    states = {key: number for number, key in enumerate(dict.fromkeys(r.key[:2] for r in requests))}
+    return [r for r in requests if states[r.key[:2]] % world.size == world.rank]
+
+
+def _everywhere(world: World | None, items: Iterable[Any]) -> list[Any]:
+    """The items of all processes, in order of rank. Collective."""
+    return list(items) if world is None else world.gather(list(items))
 
 
 def _filmed(episode: Episode, number: int, videos: Path | None) -> dict[str, Any]:
@@ -118,7 +136,8 @@ def _filmed(episode: Episode, number: int, videos: Path | None) -> dict[str, Any
 
 
 def _film_more(driver: Driver, requests: Sequence[GroupRequest], place: Mapping[tuple[int, int, int], tuple[int, int, str]],
-               rows: Sequence[tuple[tuple[int, int, str, int], dict[str, Any]]], videos: Path, count: int) -> None:
+               rows: Sequence[tuple[tuple[int, int, str, int], dict[str, Any]]], videos: Path, count: int,
+               world: World | None) -> None:
     """Play up to `count` episodes of a kind that no clip shows once more, with pictures. The clip enters its row only where it ends
     as the row says."""
     first = {key[:3]: row for key, row in rows if key[3] == 0 and row["stop"] != "error"}
@@ -127,10 +146,13 @@ def _film_more(driver: Driver, requests: Sequence[GroupRequest], place: Mapping[
         kind = [r for r in requests if (row := first.get(place[r.key])) and row["score"]["metrics"][HEADLINE] == wanted]
         have = sum("video" in first[place[r.key]] for r in kind)
         again += [r for r in kind if "video" not in first[place[r.key]]][:max(0, count - have)]
-    for group in driver.play([dataclasses.replace(r, members=1, frames=True) for r in again]):
-        row, episode = first[place[group.request.key]], group.episodes[0]
-        if float(episode.success_once) == row["score"]["metrics"][HEADLINE]:
-            row.update(_filmed(episode, place[group.request.key][0], videos))
+    clips = []
+    for group in driver.play([dataclasses.replace(r, members=1, frames=True) for r in _share(world, again)]):
+        at, episode = place[group.request.key], group.episodes[0]
+        if float(episode.success_once) == first[at]["score"]["metrics"][HEADLINE]:
+            clips.append((at, _filmed(episode, at[0], videos)))
+    for at, clip in _everywhere(world, clips):
+        first[at].update(clip)
 
 
 def _row(episode: Episode, mode: str) -> dict[str, Any]:
@@ -179,9 +201,9 @@ def _estimates(rows: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
 
 
 def _protocol(config: EmbodiedConfig, driver: Driver, specs: Sequence[EnvSpec],
-              played: Mapping[str, Sequence[InitialState]]) -> dict[str, Any]:
+              played: Mapping[str, Sequence[InitialState]], world: World | None) -> dict[str, Any]:
     e, codec = config.env, driver.vla.codec
-    simulator = simulator_versions(driver, specs)
+    simulator = simulator_versions(driver, specs, world)
     states = list(dict.fromkeys(describe_states(spec, played[spec.task]) for spec in specs))
     return {"name": "own", "suite": e.suite, "tasks": list(e.tasks), "max_steps": e.horizon, "image_size": e.image_size,
             "cameras": list(e.cameras), "options": dict(e.options), "states": "; ".join(states),

@@ -14,12 +14,10 @@ error makes it broken until its next reset. Every reset that was accepted ends i
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass, replace
-from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, Literal
 
@@ -27,9 +25,9 @@ import numpy as np
 
 from mmrl.errors import ConfigError
 from robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
-from robotics.pool_process import Pending, WorkerProcess
+from robotics.pool_process import LocalWorkers, Pending, WorkerHandle, Workers
 from robotics.pool_types import ErrorCause, PoolError, PoolSettings, PoolStats, Reply, SlotState
-from robotics.worker import Answer, Area, Command, Facts
+from robotics.worker import Answer, Command, Facts
 
 __all__ = ["EnvPool", "PoolError", "PoolSettings", "PoolStats", "Reply"]
 
@@ -39,11 +37,10 @@ _HARD_MEMORY = 1.5  # times memory_gib: an episode that gets there is ended
 @dataclass
 class _Slot:
     number: int
-    area: Area
     state: SlotState = "idle"
-    process: WorkerProcess | None = None  # where the running episode is, or the last one was
+    process: WorkerHandle | None = None  # where the running episode is, or the last one was
     spec: EnvSpec | None = None
-    made_in: WorkerProcess | None = None  # where its simulator is; None: make a new one
+    made_in: WorkerHandle | None = None  # where its simulator is; None: make a new one
     resets: int = 0  # of that simulator
 
     @property
@@ -51,26 +48,20 @@ class _Slot:
         return self.state in ("resetting", "waiting", "stepping")
 
 
-def _close_all(processes: list[WorkerProcess], fds: list[int], owner: int) -> None:
+def _close_all(processes: list[WorkerHandle], starter: Workers, owner: int) -> None:
     if os.getpid() != owner:  # a fork of the process that owns them
         return
     for process in processes:
         process.close()
-    while fds:
-        os.close(fds.pop())
-
-
-def _memory_fd() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("mmrl-slot")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+    starter.close()
 
 
 class EnvPool:
-    """`num_slots` slots on `workers` processes. Raises PoolError when a worker does not start."""
+    """`num_slots` slots on `workers` processes, which `starter` starts (null: on this machine). Raises PoolError when a worker
+    does not start."""
 
-    def __init__(self, num_slots: int, workers: int = 2, settings: PoolSettings | None = None) -> None:
+    def __init__(self, num_slots: int, workers: int = 2, settings: PoolSettings | None = None,
+                 starter: Workers | None = None) -> None:
         if num_slots < 1 or workers < 1:
             raise ConfigError(f"pool: expected at least one slot and one worker, found {num_slots} and {workers}")
         self.num_slots, self.workers = num_slots, min(workers, num_slots)
@@ -82,14 +73,11 @@ class EnvPool:
         self._replies: list[Reply] = []
         self._failure: PoolError | None = None
         self._began = time.monotonic()
-        self._fds: list[int] = []
-        self._processes: list[WorkerProcess] = []  # all that may still run
-        self._closer = weakref.finalize(self, _close_all, self._processes, self._fds, os.getpid())
+        self._starter = LocalWorkers(num_slots) if starter is None else starter
+        self._processes: list[WorkerHandle] = []  # all that may still run
+        self._closer = weakref.finalize(self, _close_all, self._processes, self._starter, os.getpid())
+        self._slots = [_Slot(number) for number in range(num_slots)]
         try:
-            self._slots = []
-            for number in range(num_slots):
-                self._fds.append(_memory_fd())
-                self._slots.append(_Slot(number, Area(self._fds[-1])))
             self._current = [self._spawn(worker) for worker in range(self.workers)]
             self._handshake()
         except BaseException:
@@ -115,7 +103,7 @@ class EnvPool:
         self._counts["episodes"] += 1
         self._counts["simulators"] += fresh
         self._retire()
-        size = place.area.grow(len(spec.cameras) * spec.image_size ** 2 * 3)
+        size = self._starter.reserve(slot, len(spec.cameras) * spec.image_size ** 2 * 3)
         process.send(Command("reset", slot, size, spec, state, fresh))
 
     def step(self, slot: int, actions_CA: Any, frames: bool = False) -> None:
@@ -130,7 +118,7 @@ class EnvPool:
             text = f"expected actions of shape (C, A), found no array of numbers: {error}"
             return self._error(place, "chunk", text, "action", time.monotonic())
         pictures = len(place.spec.cameras) + (len(actions) if frames and actions.ndim == 2 else 0)
-        size = place.area.grow(pictures * place.spec.image_size ** 2 * 3)
+        size = self._starter.reserve(slot, pictures * place.spec.image_size ** 2 * 3)
         place.process.send(Command("chunk", slot, size, actions_CA=actions, frames=frames))
 
     def ready(self, timeout_s: float | None = None) -> list[Reply]:
@@ -151,7 +139,7 @@ class EnvPool:
                 return []
             until = min([limit for p in busy if (limit := self._limit(p)) is not None] + ([] if deadline is None else [deadline]),
                         default=now + 1.0)
-            wait([p.connection for p in self._processes], max(0.0, until - now) + 0.001)
+            self._starter.wait(self._processes, max(0.0, until - now) + 0.001)
 
     def settle(self) -> None:
         """Give up every running episode: waits for commands under way and drops their replies; all slots can be reset then.
@@ -187,8 +175,6 @@ class EnvPool:
         deadline = time.monotonic() + 2.0
         for process in self._processes:
             process.close(0.0 if process.pending else max(0.0, deadline - time.monotonic()))
-        for place in self._slots:
-            place.area.close()
         self._closer()
         self._processes.clear()
         self._failure = self._failure or PoolError("expected an open pool, found a closed one")
@@ -213,10 +199,9 @@ class EnvPool:
             raise PoolError(f"slot {slot}: expected state {' or '.join(allowed)}, found {place.state}; {mend}")
         return place
 
-    def _spawn(self, worker: int) -> WorkerProcess:
-        areas = {slot.number: slot.area.fd for slot in self._slots if slot.number % self.workers == worker}
-        process = WorkerProcess(worker, areas, hard_gib=_HARD_MEMORY * self.settings.memory_gib,
-                                environment=self.settings.environment)
+    def _spawn(self, worker: int) -> WorkerHandle:
+        process = self._starter.start(worker, range(worker, self.num_slots, self.workers),
+                                      hard_gib=_HARD_MEMORY * self.settings.memory_gib, environment=self.settings.environment)
         self._processes.append(process)
         return process
 
@@ -227,14 +212,15 @@ class EnvPool:
                 if left <= 0:
                     raise PoolError(f"expected worker {process.worker} to start within {self.settings.handshake_s:g} s, found it "
                                     f"silent:\n{process.stack()}")
-                if process.connection.poll(left) and not self._hello(process):
+                if process.poll(left) and not self._hello(process):
                     raise PoolError(f"expected worker {process.worker} to start, found that {process.ended()[0]}")
 
-    def _hello(self, process: WorkerProcess) -> bool:
+    def _hello(self, process: WorkerHandle) -> bool:
         try:
-            used = process.connection.recv()
+            used = process.receive()
         except (EOFError, ConnectionResetError):
             return False
+        assert isinstance(used, float), "a hello comes first"
         process.free_since = time.monotonic()
         if 0 < self.settings.memory_gib <= used:
             raise ConfigError(f"pool: expected memory_gib above the {used:.2f} GiB of a worker without simulators, found "
@@ -246,11 +232,13 @@ class EnvPool:
         for process in list(self._processes):
             alive = True
             try:
-                while alive and process.connection.poll():
+                while alive and process.poll():
                     if process.free_since is None:
                         alive = self._hello(process)
                     else:
-                        self._take(process, process.connection.recv())
+                        answer = process.receive()
+                        assert isinstance(answer, Answer), "a hello comes once"
+                        self._take(process, answer)
             except (EOFError, ConnectionResetError, OSError):
                 alive = False
             limit = self._limit(process)
@@ -261,7 +249,7 @@ class EnvPool:
                 self._late(process)
         self._retire()
 
-    def _limit(self, process: WorkerProcess) -> float | None:
+    def _limit(self, process: WorkerHandle) -> float | None:
         """When the process is late."""
         if process.free_since is None:
             return process.started + self.settings.handshake_s
@@ -273,7 +261,7 @@ class EnvPool:
             return since + self.settings.step_s
         return since + self.settings.reset_s + (self.settings.handshake_s if head.fresh else 0.0)
 
-    def _late(self, process: WorkerProcess) -> None:
+    def _late(self, process: WorkerHandle) -> None:
         what = "handshake" if process.free_since is None else process.pending[0].command.kind
         limit = self._limit(process)
         assert limit is not None
@@ -281,7 +269,7 @@ class EnvPool:
         self._lost(process, f"no answer to a {what} within {seconds:g} s, worker ended; where it was:\n{process.stack()}",
                    "timeout")
 
-    def _take(self, process: WorkerProcess, answer: Answer) -> None:
+    def _take(self, process: WorkerHandle, answer: Answer) -> None:
         item = process.pending.popleft()
         process.free_since = answer.ended
         place, command = self._slots[answer.slot], item.command
@@ -310,7 +298,7 @@ class EnvPool:
             return "setup"
         return "rebuild" if answer.cause == "setup" and command.fresh else "exception"
 
-    def _replace(self, process: WorkerProcess, how: str) -> None:
+    def _replace(self, process: WorkerHandle, how: str) -> None:
         """A worker that cannot build what was built before takes no new episodes; its running ones end in it. A driver that
         failed once may fail in that process for good, so another one tries."""
         if process.retiring:
@@ -324,14 +312,13 @@ class EnvPool:
         if answer.facts is not None:
             self.facts[place.spec.key] = answer.facts
         side, cameras = place.spec.image_size, place.spec.cameras
-        images = {camera: place.area.read(number, side) for number, camera in enumerate(cameras)}
-        observation = Observation(images, answer.proprio, answer.instruction)
+        pictures = place.process.pictures(place.number, len(cameras) + answer.num_frames, side)
+        observation = Observation(dict(zip(cameras, pictures, strict=False)), answer.proprio, answer.instruction)
         reply = Reply(place.number, command.kind, place.process.worker, answer.started, answer.ended, observation)
         place.state = "waiting"
         if command.kind == "chunk":
             assert answer.steps is not None
-            frames = tuple(place.area.read(len(cameras) + number, side) for number in range(answer.num_frames))
-            chunk = ChunkResult(observation, frames=frames, **answer.steps)
+            chunk = ChunkResult(observation, frames=tuple(pictures[len(cameras):]), **answer.steps)
             self._counts["control_steps"] += int(chunk.valid_C.sum())
             if chunk.done:
                 place.state = "idle"
@@ -349,7 +336,7 @@ class EnvPool:
         self._replies.append(Reply(place.number, kind, place.number % self.workers, min(started, now), now, error=text,
                                    cause=cause))
 
-    def _lost(self, process: WorkerProcess, how: str, cause: ErrorCause) -> None:
+    def _lost(self, process: WorkerHandle, how: str, cause: ErrorCause) -> None:
         """A worker is gone: its episodes end with errors, resets it had not begun go to its successor."""
         now, began = time.monotonic(), process.free_since is not None
         since, pending = process.head_since() or now, list(process.pending)
@@ -371,7 +358,7 @@ class EnvPool:
         for item in kept:
             self._send_again(item, self._current[worker], how)
 
-    def _send_again(self, item: Pending, process: WorkerProcess, how: str) -> None:
+    def _send_again(self, item: Pending, process: WorkerHandle, how: str) -> None:
         place = self._slots[item.command.slot]
         if self._failure is not None:
             return self._error(place, "reset", f"lost with its worker: {how}", "neighbour", time.monotonic())

@@ -1,12 +1,14 @@
-"""One worker process as its parent sees it: start, what it owes, how it ended.
+"""Workers as their pool sees them: what starts one, what it owes, how it ended; and the local kind, a process of this machine.
 
     python -c "from robotics.pool_process import ONE_THREAD; print(ONE_THREAD)"
 
 Started as a fresh interpreter, never forked, and without importing the parent's main module again: a worker that draws
-pictures does not load what trains.
+pictures does not load what trains. Workers on other machines are robotics.ray_pool's: both are WorkerHandles, and the pool knows
+no more of them.
 """
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import signal
@@ -15,13 +17,17 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import Any
 
-from robotics.worker import MEMORY_EXIT, Command
+import numpy as np
 
-__all__ = ["ONE_THREAD", "Pending", "WorkerProcess"]
+from robotics.worker import MEMORY_EXIT, Answer, Area, Command
+
+__all__ = ["ONE_THREAD", "LocalWorkers", "Pending", "WorkerHandle", "WorkerProcess", "Workers", "memory_fd"]
 
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS",
                                      "VECLIB_MAXIMUM_THREADS")}
@@ -40,30 +46,15 @@ class Pending:
     sent: float
 
 
-class WorkerProcess:
-    """Worker number `worker`, which hosts the slots in `areas` (slot -> descriptor of its memory).
+class WorkerHandle(abc.ABC):
+    """Worker number `worker`, wherever it runs.
 
     `pending` are the commands it still owes an answer to; it works on the first. `free_since` is when it became free for that
     one: the end of the answer before, or of the handshake (None: it has not said hello yet).
     """
 
-    def __init__(self, worker: int, areas: Mapping[int, int], *, hard_gib: float, environment: Mapping[str, str]) -> None:
+    def __init__(self, worker: int) -> None:
         self.worker = worker
-        self.connection, child = Pipe()
-        self.stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (lives as long as the process)
-        plan = {"parent": os.getpid(), "areas": dict(areas), "hard_gib": hard_gib}
-        code = (f"import sys; sys.path[:] = {sys.path!r}; from robotics.worker import main; "
-                f"main({child.fileno()}, {plan!r})")
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.stderr,
-                pass_fds=[child.fileno(), *areas.values()], env={**os.environ, **ONE_THREAD, **environment})
-        except BaseException:
-            self.connection.close()
-            self.stderr.close()
-            raise
-        finally:
-            child.close()
         self.started = time.monotonic()
         self.pending: deque[Pending] = deque()
         self.free_since: float | None = None
@@ -71,15 +62,14 @@ class WorkerProcess:
         self.closed = False
 
     @property
+    @abc.abstractmethod
     def pid(self) -> int:
-        """Process id."""
-        return self.process.pid
+        """Process id, on the machine where it runs."""
 
     def send(self, command: Command) -> None:
         """Queue a command; a worker that has just died is noticed when its answers are read."""
         item = Pending(command, time.monotonic())
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send(command)
+        self.post(command)
         self.pending.append(item)
 
     def head_since(self) -> float | None:
@@ -88,8 +78,112 @@ class WorkerProcess:
             return None
         return max(self.pending[0].sent, self.free_since)
 
+    @abc.abstractmethod
+    def post(self, command: Command) -> None:
+        """Bring a command on its way."""
+
+    @abc.abstractmethod
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Whether `receive` would return, or raise, at once; waits so long for it."""
+
+    @abc.abstractmethod
+    def receive(self) -> float | Answer:
+        """First its resident memory in GiB (the hello), then answers in the order of the commands. Raises EOFError or OSError
+        when the worker has ended."""
+
+    @abc.abstractmethod
+    def pictures(self, slot: int, count: int, side: int) -> list[np.ndarray]:
+        """Copies of the first `count` pictures, uint8 (side, side, 3), that came with the answer just received for `slot`."""
+
+    @abc.abstractmethod
     def stack(self) -> str:
-        """What a hanging process was doing: its Python stack, as faulthandler writes it."""
+        """What a hanging worker was doing: its Python stack, as faulthandler writes it."""
+
+    @abc.abstractmethod
+    def ended(self) -> tuple[str, bool]:
+        """How the worker ended, in words, and whether memory was the reason. Ends it if it still runs."""
+
+    def trim(self) -> None:  # noqa: B027
+        """Forget what it has written to stderr, where that is long."""
+
+    @abc.abstractmethod
+    def ask_to_end(self) -> None:
+        """Tell it to return; close() waits for it."""
+
+    @abc.abstractmethod
+    def close(self, patience_s: float = 0.0) -> None:
+        """End the worker, by force after `patience_s`; may be called more than once."""
+
+
+class Workers(abc.ABC):
+    """What starts workers for a pool and waits for several of them."""
+
+    @abc.abstractmethod
+    def start(self, worker: int, slots: Sequence[int], *, hard_gib: float, environment: Mapping[str, str]) -> WorkerHandle:
+        """Worker number `worker` for these slots; returns at once. `hard_gib`: memory at which it ends itself (0: never)."""
+
+    @abc.abstractmethod
+    def reserve(self, slot: int, size: int) -> int:
+        """Make room for `size` bytes of pictures of a slot; what a command says about it."""
+
+    @abc.abstractmethod
+    def wait(self, handles: Sequence[Any], timeout_s: float) -> None:
+        """Until one of these workers, all of this kind, has something to receive, or the time is over."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free what workers shared with this process; they have ended. May be called more than once."""
+
+
+class WorkerProcess(WorkerHandle):
+    """A worker as a child of this process. `areas`: the memory of its slots; `path`: what it imports from (null: as we do)."""
+
+    def __init__(self, worker: int, areas: Mapping[int, Area], *, hard_gib: float, environment: Mapping[str, str],
+                 path: Sequence[str] | None = None) -> None:
+        super().__init__(worker)
+        self.areas = areas
+        self.connection, child = Pipe()
+        self.stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (lives as long as the process)
+        fds = {slot: area.fd for slot, area in areas.items()}
+        plan = {"parent": os.getpid(), "areas": fds, "hard_gib": hard_gib}
+        code = (f"import sys; sys.path[:] = {list(sys.path if path is None else path)!r}; from robotics.worker import main; "
+                f"main({child.fileno()}, {plan!r})")
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.stderr,
+                pass_fds=[child.fileno(), *fds.values()], env={**os.environ, **ONE_THREAD, **environment})
+        except BaseException:
+            self.connection.close()
+            self.stderr.close()
+            raise
+        finally:
+            child.close()
+        self.started = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    def post(self, command: Command) -> None:
+        """See WorkerHandle.post."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send(command)
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """See WorkerHandle.poll."""
+        return self.connection.poll(timeout_s)
+
+    def receive(self) -> float | Answer:
+        """See WorkerHandle.receive."""
+        return self.connection.recv()
+
+    def pictures(self, slot: int, count: int, side: int) -> list[np.ndarray]:
+        """See WorkerHandle.pictures."""
+        return [self.areas[slot].read(number, side) for number in range(count)]
+
+    def stack(self) -> str:
+        """See WorkerHandle.stack."""
         before = self._stderr_size()
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR1)
@@ -113,7 +207,7 @@ class WorkerProcess:
             os.ftruncate(self.stderr.fileno(), 0)
 
     def ended(self) -> tuple[str, bool]:
-        """How the process ended, in words, and whether memory was the reason. Ends it if it still runs."""
+        """See WorkerHandle.ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
         running = self.process.poll() is None
@@ -135,12 +229,12 @@ class WorkerProcess:
         return f"the worker process {how}" + (f"; the end of its stderr:\n{tail}" if tail else "")
 
     def ask_to_end(self) -> None:
-        """Tell it to return; close() waits for it."""
+        """See WorkerHandle.ask_to_end."""
         with contextlib.suppress(OSError, ValueError):
             self.connection.send(None)
 
     def close(self, patience_s: float = 0.0) -> None:
-        """End the process, by force after `patience_s`; may be called more than once."""
+        """See WorkerHandle.close."""
         if self.closed:
             return
         self.closed = True
@@ -154,3 +248,41 @@ class WorkerProcess:
         self.stderr.close()
 
 
+class LocalWorkers(Workers):
+    """Workers as processes of this machine; pictures come through memory that they share with this one, one area for a slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._areas: list[Area] = []
+        try:
+            for _ in range(num_slots):
+                self._areas.append(Area(memory_fd()))
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, worker: int, slots: Sequence[int], *, hard_gib: float, environment: Mapping[str, str]) -> WorkerProcess:
+        """See Workers.start."""
+        return WorkerProcess(worker, {slot: self._areas[slot] for slot in slots}, hard_gib=hard_gib, environment=environment)
+
+    def reserve(self, slot: int, size: int) -> int:
+        """See Workers.reserve: the size that the worker must attach."""
+        return self._areas[slot].grow(size)
+
+    def wait(self, handles: Sequence[WorkerProcess], timeout_s: float) -> None:
+        """See Workers.wait."""
+        wait([handle.connection for handle in handles], timeout_s)
+
+    def close(self) -> None:
+        """See Workers.close."""
+        while self._areas:
+            area = self._areas.pop()
+            area.close()
+            os.close(area.fd)
+
+
+def memory_fd() -> int:
+    """Descriptor of memory without a name."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("mmrl-slot")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -2,7 +2,10 @@
 
 A group in which all members succeeded, or all failed, teaches nothing: its place is given another initial state, up to
 algorithm.max_rounds of them. Which state a place gets depends on step, place and attempt alone, so it is the same in every
-schedule, on every machine and after a resume.
+schedule, on every machine, with every number of processes and after a resume.
+
+In a run of several processes each plays its share of a step's places, by itself: places 1, 5, 9 are those of process 1 of 4.
+Keys and records number the places of the whole step; mmrl.pipeline is told the process's own, from 0.
 """
 from __future__ import annotations
 
@@ -70,12 +73,19 @@ class StepRecord:
     failed: int = 0
     empty: int = 0
 
+    def add(self, other: StepRecord) -> None:
+        """Add the groups and counts of `other`."""
+        self.groups += other.groups
+        self.kept, self.no_signal = self.kept + other.kept, self.no_signal + other.no_signal
+        self.failed, self.empty = self.failed + other.failed, self.empty + other.empty
+
 
 class EpisodeSource:
-    """A mmrl.pipeline.GroupSource. `records` holds a StepRecord for each step that is open or just trained."""
+    """A mmrl.pipeline.GroupSource, of process `rank` of `size`. `records` holds a StepRecord of its places for each step that is
+    open or just trained."""
 
-    def __init__(self, config: EmbodiedConfig, driver: Driver) -> None:
-        self.config, self.driver = config, driver
+    def __init__(self, config: EmbodiedConfig, driver: Driver, *, rank: int = 0, size: int = 1) -> None:
+        self.config, self.driver, self.rank, self.size = config, driver, rank, size
         self.specs = env_specs(config)
         self._states = [states_of(spec, "train") for spec in self.specs]
         self._closing = Closing()
@@ -85,10 +95,10 @@ class EpisodeSource:
         """See GroupSource."""
         self.records[step] = StepRecord()
         self.driver.begin_dealing()
-        places = self.config.train.prompts_per_step
-        for place in range(places):
+        places = range(self.rank, self.config.train.prompts_per_step, self.size)
+        for place in places:
             self.driver.submit(self._request(step, place, 0))
-        return places
+        return len(places)
 
     def _request(self, step: int, place: int, attempt: int) -> GroupRequest:
         rounds = self._rounds
@@ -128,14 +138,14 @@ class EpisodeSource:
             wanted = outcome.offered is not None and (outcome.keep or not self.config.algorithm.dynamic_sampling)
         if wanted:
             record.kept += 1
-            return Closed(step, place, group, version)
+            return Closed(step, place // self.size, group, version)
         record.failed += outcome.offered is None
         record.no_signal += outcome.offered is not None
         if attempt % self._rounds + 1 < self._rounds:
             self.driver.submit(self._request(step, place, attempt + 1))
             return None
         record.empty += 1
-        return Closed(step, place, None, version)
+        return Closed(step, place // self.size, None, version)
 
     def ready(self) -> Any:
         """See GroupSource."""

@@ -3,10 +3,17 @@
     EmbodiedTrainer(load_embodied("configs/robot_tiny.yaml")).fit()
 
 The schedule (serial, pipelined, async) is mmrl.pipeline's; what it rolls out is robotics.source, what it trains robotics.update.
+
+Under torchrun or accelerate launch every process plays its share of a step's places with simulators and a policy of its own
+(env.slots and env.workers are of each process); gradients are summed once per optimizer step. Collective operations run in the
+thread that trains inside updater.finish(), and in the main thread between two steps: never in two threads at once, and in the
+same order in all processes. An error in one of them is told to the others where they would wait for it (World.stop): all end
+with its message.
 """
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmrl.cluster.run import run_cluster, simulator_demand
+from mmrl.engines.local import LocalEngine
 from mmrl.errors import ConfigError
 from mmrl.evaluate import Evaluation
 from mmrl.metrics import peak_memory_gib
-from mmrl.pipeline import Pipeline
+from mmrl.pipeline import Outcome, Pipeline
 from mmrl.timeline import Timeline
 from mmrl.trainer import Trainer
 from robotics.config import EmbodiedConfig, EnvConfig
@@ -28,17 +37,42 @@ from robotics.evaluate import evaluate_policy
 from robotics.load import load_vla
 from robotics.pool import EnvPool
 from robotics.pool_types import PoolSettings
+from robotics.ray_pool import RayWorkers
 from robotics.rollout import Driver, EpisodeGroup, Failure
 from robotics.source import EpisodeSource, Played, StepRecord, env_specs
 from robotics.update import EmbodiedUpdate, EmbodiedUpdater
 
-__all__ = ["EmbodiedTrainer", "pool_settings"]
+__all__ = ["EmbodiedTrainer", "own_gpu", "pool_settings"]
+
+_PATIENCE_S = 7200.0  # as long as a collective operation may take (mmrl.world)
 
 
 def pool_settings(env: EnvConfig) -> PoolSettings:
     """The env section as the pool wants it."""
     return PoolSettings(handshake_s=env.start_s, reset_s=env.reset_s, step_s=env.step_s, respawns=env.respawns,
                         restart_after_resets=env.restart_after_resets, memory_gib=env.memory_gib or 0.0)
+
+
+def own_gpu(device: torch.device) -> dict[str, str]:
+    """Environment of a process's simulators, where several processes share a machine's GPUs: they render on that of their process,
+    not all on the first one. robosuite takes the number for that of an EGL device, unless $MUJOCO_EGL_DEVICE_ID says which."""
+    if device.type != "cuda" or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
+        return {}
+    number = torch.cuda.current_device() if device.index is None else device.index
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[number].strip() if visible else str(number)}
+
+
+def _check_engine(config: EmbodiedConfig, processes: int) -> None:
+    """Raises ConfigError for an engine.train that embodied runs do not have, or not in so many processes."""
+    found = config.engine.train
+    if found not in ("auto", "single", "ddp"):
+        raise ConfigError(f"expected engine.train auto, single or ddp in an embodied run, found {found}: the policy decides for "
+                          "simulators while it is trained and has to be whole in every process; set engine.train: auto, and where "
+                          "it does not fit a GPU model.lora, model.freeze or model.gradient_checkpointing")
+    if found == "single" and processes > 1:
+        raise ConfigError(f"expected engine.train auto or ddp in a run of {processes} processes, found single; set engine.train: "
+                          "auto, or start one process")
 
 
 class EmbodiedTrainer(Trainer):
@@ -48,10 +82,28 @@ class EmbodiedTrainer(Trainer):
     updater: EmbodiedUpdater
     pipeline: Pipeline[EpisodeGroup, EmbodiedUpdate]
 
+    def __init__(self, config: EmbodiedConfig, **options: Any) -> None:
+        """See Trainer. An error in one process ends all of them with its message, here and in `fit`."""
+        try:
+            super().__init__(config, **options)
+        except Exception as error:
+            if hasattr(self, "world"):
+                self.world.stop(error)
+            raise
+
+    def fit(self) -> dict[str, Any]:
+        """See Trainer.fit."""
+        self._lost: list[dict[str, Any]] = []  # rows for failures.jsonl that the main process does not have
+        try:
+            return super().fit()
+        except Exception as error:
+            self.world.stop(error)
+            if (lost := self.world.gather(self._lost)) and self.world.is_main:
+                self.folder.append("failures.jsonl", lost)
+            raise
+
     def _load_data(self) -> None:
-        if self.world.size > 1:
-            raise ConfigError(f"expected one process for an embodied run, found {self.world.size}; start it without a launcher "
-                              "(env.workers are processes of their own)")
+        _check_engine(self.config, self.world.size)
         self.train_sources, self.eval_sources = [], []
         for spec in env_specs(self.config):
             make_simulator(spec)  # cheap: names a suite that does not exist before a model is loaded
@@ -71,19 +123,28 @@ class EmbodiedTrainer(Trainer):
             optimizer.add_param_group({"params": moved, "weight_decay": 0.0, "lr_scale": wanted / self.config.optim.lr})
         return optimizer
 
+    def _build_engines(self) -> None:
+        """Every process has the whole model (robotics.update takes the optimizer steps); the policy itself samples and is saved."""
+        self.actor, self.training = self.policy, LocalEngine(self.config.optim, self.world, self.policy, self.optimizer)
+
     @contextmanager
     def _working(self) -> Iterator[None]:
         c = self.config
         workers = min(c.env.workers, c.env.slots)
         self.timeline = Timeline({"render": workers, "infer": 1, "train": 1})
-        with EnvPool(c.env.slots, workers, pool_settings(c.env)) as self.pool:
+        limits = dataclasses.replace(pool_settings(c.env), environment=own_gpu(self.world.device))
+        with run_cluster(c, self.world.size, [simulator_demand(c, workers)]) as self.cluster, EnvPool(
+                c.env.slots, workers, pool_settings(c.env) if self.cluster else limits,  # Ray chooses the GPUs of its actors
+                RayWorkers(self.cluster) if self.cluster else None) as self.pool:
             stages = 1 if c.schedule.kind == "serial" else c.schedule.stages
             self.driver = Driver(self.pool, self.policy, seed=c.seed, stages=stages, temperature=c.rollout.temperature,
                                  retries=c.env.retries, timeline=self.timeline, bootstrap=c.rl.bootstrap)
-            self.source = EpisodeSource(c, self.driver)
+            self.source = EpisodeSource(c, self.driver, rank=self.world.rank, size=self.world.size)
             self._ahead: list[Failure] = []  # attempts of the next steps that failed during an evaluation
-            self.updater = EmbodiedUpdater(c, self.policy, self.optimizer)
+            self.updater = EmbodiedUpdater(c, self.policy, self.optimizer, self.world)
             with self._pipeline(self.source) as self.pipeline:
+                if self.world.size > 1:  # a thread that waits for other processes may not be left behind: see World.stop
+                    self.pipeline.patience_s = _PATIENCE_S
                 yield
 
     @property
@@ -93,8 +154,13 @@ class EmbodiedTrainer(Trainer):
         return f"schedule.kind {kind}" if kind == "serial" else self.updater.collects
 
     def _started(self) -> list[str]:
-        why = self.collected
-        return [f"groups are collected, not streamed: {why}" if why else "groups are streamed: trained on as they close"]
+        why, places, size = self.collected, self.config.train.prompts_per_step, self.world.size
+        notes = [f"groups are collected, not streamed: {why}" if why else "groups are streamed: trained on as they close"]
+        if size > 1:
+            notes.append(f"{size} processes, each with {self.config.env.slots} simulators for its share of {places} groups"
+                         + (": train.prompts_per_step is no multiple of the processes, some wait for others"
+                            if places % size else ""))
+        return notes
 
     def _state(self) -> dict[str, Any]:
         return {"updates": self.updater.updates, "version": self.policy.version}
@@ -108,21 +174,43 @@ class EmbodiedTrainer(Trainer):
         try:
             with self._alarmed(step):
                 outcome = self.pipeline.step(step)
+                self._failed = self._ahead + self.driver.failures[failed:]
+                own = {k: v - before[k] for k, v in self.driver.counters.items()} | {"failed_attempts": float(len(self._failed))}
+                self._record, work, outcome, memory = self._whole(self.source.records.pop(step), own, outcome)
         except Exception:  # a step that is never finished: what failed in it is the reason
             self._failed = self._ahead + self.driver.failures[failed:]
-            self.folder.append("failures.jsonl", self._failures())
+            if self.world.is_main:
+                self.folder.append("failures.jsonl", self._failures())
+            else:
+                self._lost = self._failures()
             raise
-        self._record, self._failed = self.source.records.pop(step), self._ahead + self.driver.failures[failed:]
         self._ahead = []
-        self._record.groups.sort(key=lambda group: group[0].key)  # they closed in any order
-        work = {k: v - before[k] for k, v in self.driver.counters.items()} | {"failed_attempts": float(len(self._failed))}
         total = time.perf_counter() - began
         return {
             "step": step, **step_row(self.config, self._record, outcome.result, work), "train/streamed": float(not self.collected),
             "train/staleness": float(outcome.staleness), "train/groups/stale": float(outcome.stale),
-            **self._times(step), "time/rollout": work["infer_s"], "time/update": outcome.result.update_s,
+            **self._times(step), "time/rollout": own["infer_s"], "time/update": outcome.result.update_s,
+            **({"time/wait": outcome.result.wait_s / self.world.size} if self.world.size > 1 else {}),
             "time/total": total, "perf/control_steps_per_s": work["control_steps"] / total,
-            "perf/episodes_per_s": work["episodes"] / total, "perf/peak_memory_gib": peak_memory_gib()}
+            "perf/episodes_per_s": work["episodes"] / total, "perf/peak_memory_gib": memory}
+
+    def _whole(self, record: StepRecord, work: dict[str, float], outcome: Outcome[EmbodiedUpdate]
+               ) -> tuple[StepRecord, dict[str, float], Outcome[EmbodiedUpdate], float]:
+        """What happened in a step in all processes: records and counts added, of staleness and memory the most. Collective.
+
+        An episode's tokens are kept where `_log_rollouts` may show it.
+        """
+        record.groups.sort(key=lambda group: group[0].key)  # they closed in any order
+        shown = self.config.train.log_rollouts
+        record.groups[shown:] = [tuple(dataclasses.replace(e, tokens=()) for e in g) for g in record.groups[shown:]]
+        parts = self.world.gather([(record, work, outcome.staleness, outcome.stale, peak_memory_gib())])
+        whole = StepRecord()
+        for part, *_ in parts:
+            whole.add(part)
+        whole.groups.sort(key=lambda group: group[0].key)
+        _, works, staleness, stale, memory = zip(*parts, strict=True)
+        return (whole, {k: float(sum(w[k] for w in works)) for k in work},
+                dataclasses.replace(outcome, staleness=max(staleness), stale=sum(stale)), max(memory))
 
     def _failures(self) -> list[dict[str, Any]]:
         return [{"step": f.key[0], "source": f.task, "id": f.state, "member": f.member, "attempt": f.attempt, "reason": f.reason}
@@ -135,7 +223,8 @@ class EmbodiedTrainer(Trainer):
     def _evaluation(self, step: int, *, full: bool) -> Evaluation | None:
         videos = self.folder.path / "eval" / f"step_{step:06d}" / "videos" if full and self.config.eval.gallery else None
         before = len(self.driver.failures)
-        found = evaluate_policy(self.config, self.driver, step, limit=None if full else self.config.eval.limit, videos=videos)
+        found = evaluate_policy(self.config, self.driver, step, limit=None if full else self.config.eval.limit, videos=videos,
+                                world=self.world)
         own = found.results["failed_attempts"]
         self._ahead += [f for f in self.driver.failures[before:] if dataclasses.asdict(f) not in own]  # steps under way (async)
         return found

@@ -7,6 +7,10 @@ step, and for PPO, whose advantages are normalised over the step, groups are onl
 weights (async) are corrected as `schedule.correction` says (mmrl.algorithms.staleness): the old policy of the ratio is the one
 before the update, and now / then becomes a bounded weight.
 
+In a run of several processes each trains on its own groups. Collective operations run in `finish` alone, in the same order
+everywhere and also where a process has no group: sums for PPO's normalisation, the places of all trajectories where several
+passes shuffle them, and for each optimizer step its denominator and the gradients.
+
 Legend: N tokens of all decisions of a micro-batch, D decisions, A action dimensions, V values and advantages of a decision: 1, or
 with rl.level action one per action step; then each judges the A tokens of its step.
 """
@@ -22,6 +26,7 @@ import torch
 
 from mmrl.algorithms import (
     CorrectionSettings,
+    LossStats,
     ObjectiveSettings,
     ValueStats,
     behave_weights,
@@ -37,6 +42,7 @@ from mmrl.optim import take_step
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import within_budget
 from mmrl.update import SourceStats
+from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.critic import critique, ppo_settings
 from robotics.returns import outcome_of
@@ -66,13 +72,14 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Trajectory:
+    place: tuple[tuple[int, int, int], int]  # key of its group, member
     items: tuple[_Item, ...]
     denominator: float
 
 
 @dataclass
 class EmbodiedUpdate(SourceStats):
-    """What an update did: sums, and the seconds it took."""
+    """What an update did: sums over all processes, and the seconds it took in this one."""
 
     grad_norms: list[float] = field(default_factory=list)
     denominator: float = 0.0
@@ -85,6 +92,16 @@ class EmbodiedUpdate(SourceStats):
     stale_tokens: float = 0.0
     stale_weight: float = 0.0
     masked_tokens: float = 0.0
+    wait_s: float = 0.0  # for the slowest process: a sum over processes, too
+
+    def add(self, other: SourceStats) -> None:
+        """Add the sums of another process."""
+        assert isinstance(other, EmbodiedUpdate)
+        super().add(other)
+        self.decisions += other.decisions
+        self.value_stats += other.value_stats
+        self.stale_tokens, self.stale_weight = self.stale_tokens + other.stale_tokens, self.stale_weight + other.stale_weight
+        self.masked_tokens, self.wait_s = self.masked_tokens + other.masked_tokens, self.wait_s + other.wait_s
 
     def correction(self) -> dict[str, float]:
         """Share of tokens that older weights chose, and of those the mean weight and the share masked."""
@@ -96,10 +113,12 @@ class EmbodiedUpdate(SourceStats):
 
 
 class EmbodiedUpdater:
-    """Owns the optimizer; `updates` counts optimizer steps."""
+    """Owns the optimizer; `updates` counts optimizer steps. `world`: the processes that train together; None: this one alone."""
 
-    def __init__(self, config: EmbodiedConfig, vla: VLAPolicy, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, config: EmbodiedConfig, vla: VLAPolicy, optimizer: torch.optim.Optimizer,
+                 world: World | None = None) -> None:
         self.config, self.vla, self.optimizer = config, vla, optimizer
+        self.world = world if world is not None and world.size > 1 else None
         a = config.algorithm
         self.settings = ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip, importance="token",
                                           aggregate="token_mean", kl_coef=a.kl.coef, kl_estimator=a.kl.estimator)
@@ -136,18 +155,23 @@ class EmbodiedUpdater:
         a = self.config.algorithm
         if a.epochs * a.minibatches > 1 and self.correction.mode != "none":
             trajectories = self._with_proximal(trajectories, result)
+        mine = {t.place: t for t in trajectories}
+        places = sorted(mine if self.world is None else self.world.gather(list(mine)))
         for epoch in range(a.epochs):
-            order = np.random.default_rng((self.config.seed, 37, self.step, epoch)).permutation(len(trajectories))
-            for number, part in enumerate(np.array_split(order, a.minibatches)):
+            order = np.random.default_rng((self.config.seed, 37, self.step, epoch)).permutation(len(places))
+            for number, numbers in enumerate(np.array_split(order, a.minibatches)):
+                part = [mine[places[i]] for i in numbers if places[i] in mine]
                 self.optimizer.zero_grad(set_to_none=True)
-                self._backward([trajectories[i] for i in part], result, fresh=epoch == 0 and number == 0, first=epoch == 0)
-                self._apply(sum(trajectories[i].denominator for i in part), result)
+                self._backward(part, result, fresh=epoch == 0 and number == 0, first=epoch == 0)
+                self._apply(sum(t.denominator for t in part), result)
 
     # group by group: mmrl.pipeline.Learner
 
     def begin(self, step: int) -> None:
         """Start a step whose groups will be added one by one."""
         assert self._open is None, "a step is open"
+        if self.vla.core.device.type == "cuda" and self.vla.core.device.index is not None:
+            torch.cuda.set_device(self.vla.core.device)  # a thread has a current device of its own, which collectives use
         self.step, self._collected = step, []
         self.optimizer.zero_grad(set_to_none=True)
         self._open = EmbodiedUpdate()
@@ -167,42 +191,61 @@ class EmbodiedUpdater:
         result.update_s += time.perf_counter() - began
 
     def finish(self) -> EmbodiedUpdate:
-        """Scale the gradients, clip them, take the optimizer step (or all of them)."""
+        """Scale the gradients, clip them, take the optimizer step (or all of them). Collective."""
         result = self._open
         assert result is not None, "begin() comes first"
-        began = time.perf_counter()
         self._open = None
+        self._wait(result)
+        began = time.perf_counter()
         if self.streams:
             denominator, result.denominator = result.denominator, 0.0
             self._apply(denominator, result)
         else:
             groups, self._collected = self._collected, []
             self._train_on_all(groups, result)
+        result = self._reduced(result)
         result.critic = {**result.critic, **result.correction()}
         result.update_s += time.perf_counter() - began - result.logprobs_s
         return result
 
     # pieces
 
+    def _wait(self, result: EmbodiedUpdate) -> None:
+        """Until every process has closed its groups."""
+        if self.world is not None:
+            began = time.perf_counter()
+            self.world.barrier()
+            result.wait_s += time.perf_counter() - began
+
+    def _reduced(self, result: EmbodiedUpdate) -> EmbodiedUpdate:
+        """With the sums of all processes, added in the same order in each."""
+        if self.world is None:
+            return result
+        whole = replace(result, stats=LossStats(), gap_sum=0.0, gap_max=0.0, gap_tokens=0.0, entropy=0.0, entropy_tokens=0.0,
+                        decisions=0, value_stats=ValueStats(), stale_tokens=0.0, stale_weight=0.0, masked_tokens=0.0, wait_s=0.0)
+        for part in self.world.gather([result]):
+            whole.add(part)
+        return whole
+
     def _prepared(self, groups: Sequence[EpisodeGroup], result: EmbodiedUpdate) -> list[_Trajectory]:
         found = []
         if self.config.rl.kind == "ppo":
-            judged = critique(self.config, self.vla, groups)
+            judged = critique(self.config, self.vla, groups, self.world)
             result.critic = judged.metrics
             for group in groups:
                 for e in filter(trainable, group.episodes):
                     place = (group.request.key, e.member)
-                    found.append(self._trajectory(e, judged.advantages[place], judged.values[place], judged.returns[place]))
+                    found.append(self._trajectory(place, e, judged.advantages[place], judged.values[place], judged.returns[place]))
         else:
             for group in groups:
                 advantages = outcome_of(self.config, group).advantages_G
-                found += [self._trajectory(e, [(a,)] * len(e.decisions)) for e, a in zip(group.episodes, advantages, strict=True)
-                          if trainable(e)]
+                found += [self._trajectory((group.request.key, e.member), e, [(a,)] * len(e.decisions))
+                          for e, a in zip(group.episodes, advantages, strict=True) if trainable(e)]
         result.decisions += sum(len(t.items) for t in found)
         return found
 
-    def _trajectory(self, episode: Episode, advantages: _Column, values: _Column | None = None,
-                    returns: _Column | None = None) -> _Trajectory:
+    def _trajectory(self, place: tuple[tuple[int, int, int], int], episode: Episode, advantages: _Column,
+                    values: _Column | None = None, returns: _Column | None = None) -> _Trajectory:
         masks = [np.array(token_mask(d.valid_C, len(d.tokens), self.vla.codec.dim)) for d in episode.decisions]
         tokens = int(sum(m.sum() for m in masks))
         norm = length_weights([tokens], "trajectory_mean" if self.config.rl.length_norm == "trajectory" else "token_mean")
@@ -210,7 +253,7 @@ class EmbodiedUpdater:
         items = [_Item(d.prompt, d.tokens, d.logps, mask, np.repeat(np.asarray(a, np.float32), len(mask) // len(a)), weight,
                        tuple(v), tuple(r), stale=d.policy_version < self.step - 1)
                  for d, mask, a, v, r in zip(episode.decisions, masks, advantages, values or blank, returns or blank, strict=True)]
-        return _Trajectory(tuple(items), norm.denominator)
+        return _Trajectory(place, tuple(items), norm.denominator)
 
     def _backward(self, trajectories: Sequence[_Trajectory], result: EmbodiedUpdate, *, fresh: bool, first: bool) -> None:
         items = [i for t in trajectories for i in t.items]
@@ -325,10 +368,12 @@ class EmbodiedUpdater:
             assert self.vla.value_head is not None  # its steps on, and divide the first real gradients by moments still near 0
             head = {id(p) for p in self.vla.value_head.parameters()}
             parameters = [(name, p) for name, p in parameters if id(p) in head]
+        if self.world is not None:
+            denominator = self.world.sum([denominator])[0]
         norm, result.lr = take_step(
             self.optimizer, parameters, self.config.optim, denominator, self.updates, self.total_updates,
             lambda norm: f"the gradient norm is {norm} in optimizer step {self.updates + 1}; lower optim.lr or resume from the "
-                         "last checkpoint")
+                         "last checkpoint", world_size=1 if self.world is None else self.world.size)
         self.updates += 1
         result.grad_norms.append(norm)
         result.denominator += denominator

@@ -225,7 +225,8 @@ def _watch(plan: WorkerPlan) -> None:
 
 def main(connection_fd: int, plan_fields: dict[str, Any]) -> None:
     """Answer commands until the pipe ends or brings None."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all processes; the parent ends us in its own order
+    for number in (signal.SIGINT, signal.SIGTERM):  # terminals and schedulers send them to all processes
+        signal.signal(number, signal.SIG_IGN)  # .. the parent finishes its step with us and ends us in its own order
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the parent asks where a worker hangs
     plan = WorkerPlan(**plan_fields)

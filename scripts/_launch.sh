@@ -36,7 +36,7 @@ launch() {
   local flags=() overrides=() user python start
   while [ $# -gt 0 ]; do
     case "$1" in
-      --model|--data|--eval|--images|--videos|--format|--task|--split|--eval-split|--split-by|--name|--gpus)
+      --model|--data|--eval|--images|--videos|--format|--task|--split|--eval-split|--split-by|--name|--gpus|--preset)
         if [ $# -lt 2 ]; then echo "error: expected a value after $1; see --help" >&2; exit 2; fi ;;&
       --model) model="$(absolute "$2")"; shift 2 ;;
       --data) data="$(absolute "$2")"; shift 2 ;;
@@ -54,6 +54,9 @@ launch() {
       --eval-split) eval_split="$2"; shift 2 ;;
       --name) name="$2"; shift 2 ;;
       --gpus) processes="$2"; shift 2 ;;
+      --preset)
+        if [ -f "$2" ]; then flags+=(--preset "$(absolute "$2")"); else flags+=(--preset "$2"); fi
+        shift 2 ;;
       --lora) overrides+=("model.lora={r: 16, alpha: 32}" "optim.lr=1e-5"); shift ;;
       --resume|--overwrite|--quiet) flags+=("$1"); shift ;;
       *=*) overrides+=("$1"); shift ;;

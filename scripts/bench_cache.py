@@ -187,7 +187,7 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
     seen._packed = phases.timed("data", seen._packed)
     seen.pixels = phases.timed("data", seen.pixels)
     seen.video = phases.timed("data", seen.video)
-    for model in (policy.model, policy._reference):
+    for model in (policy.model, policy.reference_model):
         model.model.visual.forward = phases.timed("tower", model.model.visual.forward)
     trainer.engine.generate = phases.timed("rollout", trainer.engine.generate)
     Policy.logp = phases.timed("", Policy.logp)  # type: ignore[method-assign]

@@ -13,9 +13,10 @@ set -euo pipefail
 #   libvulkan1         pictures from ManiSkill, and what the doctor says about Vulkan (render)
 #   mesa-vulkan-drivers  software Vulkan for ManiSkill, from Mesa 25 on (render)
 #   libegl1 libosmesa6   pictures from LIBERO and robosuite (render)
+#   g++ python3-dev    flex attention, which torch compiles
 #   libgl1 libglib2.0-0 libx11-6 libxext6  OpenCV builds that are not headless, and SAPIEN, brought by the robotics extra
 packages=(python3-venv chromium ffmpeg fonts-dejavu-core libvulkan1 mesa-vulkan-drivers libegl1 libosmesa6 libgl1 libglib2.0-0
-    libx11-6 libxext6)
+    libx11-6 libxext6 g++ python3-dev)
 oldest_mesa=25
 
 command -v dpkg-query >/dev/null 2>&1 || {

@@ -5,7 +5,7 @@
 
 `mmrl train` runs as a process of its own with simulators in worker processes, once for each schedule: serial, pipelined with
 `schedule.order: key`, pipelined as groups arrive. Kills come while it starts, rolls out, trains, evaluates, writes a checkpoint
-or its report: before most of them the process is asked for its stack (SIGUSR1) until it does what is wanted. After each, its
+or its report: before most of them the process is asked for its stack (SIGUSR2) until it does what is wanted. After each, its
 workers must be gone and every checkpoint readable. In the end the run must equal the undisturbed one: metrics but for clocks,
 every step once, evaluations, rollouts, alarms, weights, optimizer and run state, bit for bit; where groups are added as they
 arrive, sums are rounded in another order in every run, killed or not, and the first step is compared to rounding instead.
@@ -57,8 +57,8 @@ _SUITES: dict[str, dict[str, Any]] = {
                   "action": {"bins": 9, "chunk": 4, "repeat": 2}, "rl": {"reward": "shaped"}}}
 
 _MAIN = """import faulthandler, signal, sys
-signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what holds again once faulthandler is gone: asked while it exits, it exits
-faulthandler.register(signal.SIGUSR1)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what holds again once faulthandler is gone: asked while it exits, it exits
+faulthandler.register(signal.SIGUSR2)
 print("MMRL-TORTURE", flush=True, file=sys.stderr)
 from mmrl.cli.main import main
 main()"""
@@ -163,7 +163,7 @@ class _Run:
         before = self.log.stat().st_size
         if not self.alive or b"MMRL-TORTURE" not in self.log.read_bytes():
             return "imports"
-        self.process.send_signal(signal.SIGUSR1)
+        self.process.send_signal(signal.SIGUSR2)
         deadline = time.monotonic() + 1.0
         while self.log.stat().st_size == before and self.alive and time.monotonic() < deadline:
             time.sleep(0.001)

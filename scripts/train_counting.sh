@@ -2,7 +2,7 @@
 # Fine-tune a Qwen-VL model on counting with GRPO.
 #
 #   bash scripts/train_counting.sh --model Qwen/Qwen2.5-VL-3B-Instruct --data DATA [--eval held_out]
-#                                  [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--resume]
+#                                  [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--preset NAME] [--resume]
 #                                  [--overwrite] [section.key=value ...]
 #
 # DATA: PixMo-Count parquet (pictures downloaded into --images, named by their hash), EasyR1 or VLM-R1 rows, or mmrl's own jsonl.

@@ -2,7 +2,7 @@
 # Fine-tune a Qwen-VL model on object detection with GRPO: all objects of the asked categories.
 #
 #   bash scripts/train_detection.sh --model Qwen/Qwen2.5-VL-3B-Instruct --data DATA [--eval held_out]
-#                                   [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--resume]
+#                                   [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--preset NAME] [--resume]
 #                                   [--overwrite] [section.key=value ...]
 #
 # DATA: COCO json (with --images), OVDEval, Orsta-47k parquet (only its detection rows: data.train.0.params.reader.only_mine=true)

@@ -3,7 +3,8 @@
 #
 #   bash scripts/train_grounding.sh --model Qwen/Qwen2.5-VL-3B-Instruct --data train.jsonl [--eval val.jsonl]
 #                                   [--images DIR] [--split train] [--eval-split val] [--split-by unc] [--format NAME]
-#                                   [--name RUN] [--gpus N] [--lora] [--resume] [--overwrite] [section.key=value ...]
+#                                   [--name RUN] [--gpus N] [--lora] [--preset NAME] [--resume] [--overwrite]
+#                                   [section.key=value ...]
 #
 # --data and --eval take a REFER folder (RefCOCO; then --split, --eval-split and --split-by count), a VLM-R1 json/jsonl,
 # an EasyR1 parquet or mmrl's own jsonl (see README). --images says where the pictures are when they are not beside the

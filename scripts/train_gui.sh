@@ -2,7 +2,7 @@
 # Fine-tune a Qwen-VL model on GUI grounding with GRPO: where to click for an instruction.
 #
 #   bash scripts/train_gui.sh --model Qwen/Qwen2.5-VL-3B-Instruct --data DATA [--eval held_out]
-#                             [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--resume]
+#                             [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--preset NAME] [--resume]
 #                             [--overwrite] [section.key=value ...]
 #
 # DATA: a ScreenSpot-style folder or file (of your own: python -m tasks.pages FOLDER), GUI-R1 or UI-R1 rows, or mmrl's own

@@ -2,7 +2,7 @@
 # One run over many tasks ("one RL to see them all"): every row is scored by its own task's rubric.
 #
 #   bash scripts/train_mixed.sh --model Qwen/Qwen2.5-VL-3B-Instruct --data DATA [--eval held_out]
-#                               [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--resume]
+#                               [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--preset NAME] [--resume]
 #                               [--overwrite] [section.key=value ...]
 #
 # DATA: files whose rows belong to several tasks: Orsta-47k parquet, Video-R1 / EasyVideoR1 json (picture rows), or mmrl's own

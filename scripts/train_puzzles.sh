@@ -2,7 +2,7 @@
 # Fine-tune a Qwen-VL model on puzzles with GRPO: jigsaws (default) or mazes (--task maze).
 #
 #   bash scripts/train_puzzles.sh --model Qwen/Qwen2.5-VL-3B-Instruct --data DATA [--task maze] [--eval held_out]
-#                                 [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--resume]
+#                                 [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--preset NAME] [--resume]
 #                                 [--overwrite] [section.key=value ...]
 #
 # DATA: made by `python -m tasks.jigsaw OUT --images DIR` or `python -m tasks.maze OUT`, or mmrl's own jsonl.

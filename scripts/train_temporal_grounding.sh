@@ -3,7 +3,7 @@
 #
 #   bash scripts/train_temporal_grounding.sh --model Qwen/Qwen2.5-VL-3B-Instruct --data DATA [--eval held_out]
 #                                            [--videos DIR] [--format NAME] [--task NAME] [--name RUN] [--gpus N] [--lora]
-#                                            [--resume] [--overwrite] [section.key=value ...]
+#                                            [--preset NAME] [--resume] [--overwrite] [section.key=value ...]
 #
 # DATA: charades_sta_train.txt, ActivityNet or VTimeLLM json, QVHighlights jsonl (data.train.0.params.spans=many), Video-R1-like
 # rows of type temporal grounding, or mmrl's own jsonl: answers are [[start, end]] in seconds.

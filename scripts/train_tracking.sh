@@ -2,7 +2,7 @@
 # Fine-tune a Qwen-VL model on tracking with GRPO: one object, its box at each second asked for.
 #
 #   bash scripts/train_tracking.sh --model Qwen/Qwen2.5-VL-3B-Instruct --data DATA [--eval held_out]
-#                                  [--videos DIR] [--format NAME] [--task NAME] [--name RUN] [--gpus N] [--lora]
+#                                  [--videos DIR] [--format NAME] [--task NAME] [--name RUN] [--gpus N] [--lora] [--preset NAME]
 #                                  [--resume] [--overwrite] [section.key=value ...]
 #
 # DATA: a split of GOT-10k (its folder or list.txt), VideoChat-R1's got_train.json, EasyVideoR1-like rows of type tracking, or

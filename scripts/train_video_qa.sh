@@ -2,7 +2,7 @@
 # Fine-tune a Qwen-VL model on questions about videos with T-GRPO (Video-R1), or on clips and pictures together.
 #
 #   bash scripts/train_video_qa.sh --model Qwen/Qwen2.5-VL-3B-Instruct --data DATA [--eval held_out]
-#                                  [--videos DIR] [--format NAME] [--task NAME] [--name RUN] [--gpus N] [--lora]
+#                                  [--videos DIR] [--format NAME] [--task NAME] [--name RUN] [--gpus N] [--lora] [--preset NAME]
 #                                  [--resume] [--overwrite] [section.key=value ...]
 #
 # DATA: Video-R1 or EasyVideoR1 json (clips and pictures), or mmrl's own jsonl with a "task" in every row: choice, numeric,

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from scripts._readme_scale import engines, gap, presets
+
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -308,7 +310,10 @@ BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "mixed": mixed, "learning"
                                          "fuzz": fuzz, "rewards": rewards,
                                          "cache": cache, "torture": torture, "video": video, "tgrpo": tgrpo,
                                          "robots": robots, "experts": experts, "schedule": schedule, "simulated": simulated,
-                                         "bridge": bridge, "killed": killed, "rendering": rendering}
+                                         "bridge": bridge, "killed": killed, "rendering": rendering,
+                                         "engines": _recorded("bench_engines")(engines),
+                                         "gap": _recorded("vllm_gap", script="bench_vllm_gap")(gap),
+                                         "presets": _recorded("presets", script="estimate_presets")(presets)}
 
 
 def rendered(text: str) -> str:

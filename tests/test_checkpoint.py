@@ -88,7 +88,7 @@ def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     checkpoints, p, optimizer = saver(tmp_path / "c")
     assert checkpoints.steps() == []
     for step in range(1, 6):
-        assert checkpoints.save(step, p, optimizer, STATE) == checkpoints.path(step)
+        assert checkpoints.save(step, p, optimizer.state_dict(), STATE) == checkpoints.path(step)
         if step == 2:
             checkpoints.mark_best(step)
     assert checkpoints.steps() == [2, 4, 5], "the best outlives newer ones"
@@ -96,8 +96,8 @@ def test_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     checkpoints.mark_best(5)
     assert checkpoints.steps() == [4, 5] and os.readlink(tmp_path / "c" / "best") == "step_000005", "a relative link"
     assert sorted(x.name for x in (tmp_path / "c").iterdir()) == ["best", "step_000004", "step_000005"], "no litter"
-    checkpoints.save(5, p, optimizer, {**STATE, "note": "again"})
-    assert checkpoints.load_state(5, optimizer)["note"] == "again"
+    checkpoints.save(5, p, optimizer.state_dict(), {**STATE, "note": "again"})
+    assert checkpoints.load_state(5, optimizer.load_state_dict)["note"] == "again"
 
 
 def test_optimizer_comes_back_exactly(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_optimizer_comes_back_exactly(tmp_path: Path) -> None:
     for _, parameter in p.trainable():
         parameter.grad = torch.sin(torch.arange(parameter.numel())).view_as(parameter)
     optimizer.step()
-    checkpoints.save(7, p, optimizer, STATE)
+    checkpoints.save(7, p, optimizer.state_dict(), STATE)
     _, _, second = saver(tmp_path / "c")
-    assert checkpoints.load_state(7, second) == STATE
+    assert checkpoints.load_state(7, second.load_state_dict) == STATE
     first_state, second_state = optimizer.state_dict(), second.state_dict()
     assert first_state["param_groups"] == second_state["param_groups"]
     for key, entry in first_state["state"].items():
@@ -120,11 +120,11 @@ def test_optimizer_comes_back_exactly(tmp_path: Path) -> None:
 def test_damaged_checkpoints_are_named(damage: str, tmp_path: Path) -> None:
     checkpoints, p, optimizer = saver(tmp_path / "c", keep_last=3)
     for step in (1, 2):
-        checkpoints.save(step, p, optimizer, STATE)
+        checkpoints.save(step, p, optimizer.state_dict(), STATE)
     for _, parameter in p.trainable():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    checkpoints.save(3, p, optimizer, STATE)
+    checkpoints.save(3, p, optimizer.state_dict(), STATE)
     trainer = checkpoints.path(3) / "trainer"
     file = trainer / ("state.json" if "state" in damage else "optimizer.pt")
     data = file.read_bytes()
@@ -139,7 +139,7 @@ def test_damaged_checkpoints_are_named(damage: str, tmp_path: Path) -> None:
     else:
         file.unlink()
     with pytest.raises(CheckpointError) as caught:
-        checkpoints.load_state(3, optimizer)
+        checkpoints.load_state(3, optimizer.load_state_dict)
     message = str(caught.value)
     assert str(checkpoints.path(3)) in message and "remove that folder" in message and "1, 2" in message
 
@@ -153,40 +153,40 @@ def test_malicious_optimizer_file_is_not_executed(tmp_path: Path) -> None:
             return Path.touch, (tmp_path / "executed",)
 
     checkpoints, p, optimizer = saver(tmp_path / "c")
-    checkpoints.save(1, p, optimizer, STATE)
+    checkpoints.save(1, p, optimizer.state_dict(), STATE)
     file = checkpoints.path(1) / "trainer" / "optimizer.pt"
     for write in (lambda: file.write_bytes(pickle.dumps(Payload())), lambda: torch.save(Payload(), file)):
         write()
         with pytest.raises(CheckpointError):
-            checkpoints.load_state(1, optimizer)
+            checkpoints.load_state(1, optimizer.load_state_dict)
     assert not (tmp_path / "executed").exists()
 
 
 def test_a_write_that_fails_leaves_earlier_checkpoints_alone(tmp_path: Path) -> None:
     checkpoints, p, optimizer = saver(tmp_path / "c", keep_last=1)
-    checkpoints.save(1, p, optimizer, STATE)
+    checkpoints.save(1, p, optimizer.state_dict(), STATE)
     before = {f: f.read_bytes() for f in checkpoints.path(1).rglob("*") if f.is_file()}
     for limit in (1000, 200_000):  # in the first small file; in the middle of the weights
         with file_size_limit(limit), pytest.raises(CheckpointError) as caught:
-            checkpoints.save(2, p, optimizer, STATE)
+            checkpoints.save(2, p, optimizer.state_dict(), STATE)
         message = str(caught.value)
         assert str(tmp_path / "c") in message and "GiB free" in message and "--resume" in message
         assert checkpoints.steps() == [1] and [f.name for f in (tmp_path / "c").iterdir()] == ["step_000001"]
     assert {f: f.read_bytes() for f in checkpoints.path(1).rglob("*") if f.is_file()} == before
-    checkpoints.save(2, p, optimizer, STATE)
+    checkpoints.save(2, p, optimizer.state_dict(), STATE)
     assert checkpoints.steps() == [2]
 
 
 def test_full_disk(small_disk: Path) -> None:
     checkpoints, p, optimizer = saver(small_disk / "c")
-    checkpoints.save(1, p, optimizer, STATE)
+    checkpoints.save(1, p, optimizer.state_dict(), STATE)
     with (
         full(small_disk),
         pytest.raises(CheckpointError, match=r"small/c .*GiB free.*Earlier checkpoints \(1\) are untouched"),
     ):
-        checkpoints.save(2, p, optimizer, STATE)
-    assert checkpoints.steps() == [1] and checkpoints.load_state(1, optimizer) == STATE
-    checkpoints.save(2, p, optimizer, STATE)
+        checkpoints.save(2, p, optimizer.state_dict(), STATE)
+    assert checkpoints.steps() == [1] and checkpoints.load_state(1, optimizer.load_state_dict) == STATE
+    checkpoints.save(2, p, optimizer.state_dict(), STATE)
     assert checkpoints.steps() == [1, 2]
 
 
@@ -205,7 +205,7 @@ for _, parameter in p.trainable():
 optimizer.step()
 checkpoints = Checkpoints(Path(sys.argv[2]), keep_last=2)
 for step in range(1, 10 ** 6):
-    checkpoints.save(step, p, optimizer, {"step": step})
+    checkpoints.save(step, p, optimizer.state_dict(), {"step": step})
     checkpoints.mark_best(step)
     print(step, flush=True)
 """
@@ -233,7 +233,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
             text=True,
         )
         assert process.stdout is not None
-        process.stdout.readline()
+        assert any(line.strip().isdigit() for line in process.stdout), "a step was saved"  # libraries may print before it
         time.sleep(0.05 + 0.0137 * attempt)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -243,7 +243,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
         checkpoints.clean()
         assert checkpoints.steps() and not [f for f in folder.iterdir() if f.name.startswith(".")]
         for step in checkpoints.steps():
-            assert checkpoints.load_state(step, optimizer) == {"step": step}
+            assert checkpoints.load_state(step, optimizer.load_state_dict) == {"step": step}
             fresh_policy(path=str(checkpoints.path(step)))
         assert (folder / "best").resolve().is_dir(), "the best link never dangles"
     assert leftovers, "at least one kill hit the middle of a save, or this test shows nothing"

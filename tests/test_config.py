@@ -11,7 +11,7 @@ from mmrl.cli.run import is_embodied, run_config
 from mmrl.config import RunConfig, effective_threads, load_config, parse_overrides
 from mmrl.errors import ConfigError
 
-CONFIGS = sorted(p for p in (Path(__file__).resolve().parents[1] / "configs").rglob("*.yaml") if not p.name.endswith("suites.yaml"))
+CONFIGS = sorted(p for p in (Path(__file__).resolve().parents[1] / "configs").glob("*.yaml") if not p.name.endswith("suites.yaml"))
 SMALL = """
 data:
   train:

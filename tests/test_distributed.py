@@ -43,8 +43,9 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def launch(launcher: str, *arguments: str, status: int = 0, file_limit: int | None = None) -> str:
-    """`mmrl train` in two processes; returns what they printed."""
+def launch(launcher: str, *arguments: str, status: int = 0, file_limit: int | None = None,
+           program: tuple[str, ...] = ("mmrl.cli.main", "train")) -> str:
+    """`mmrl train`, or another program, in two processes; returns what they printed."""
     port = str(free_port())
     head = {"torchrun": ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1",
                          "--master_port", port, "-m"],
@@ -57,7 +58,7 @@ def launch(launcher: str, *arguments: str, status: int = 0, file_limit: int | No
         if file_limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
 
-    process = subprocess.Popen([sys.executable, *head, "mmrl.cli.main", "train", *arguments], cwd=REPO, env=environment,
+    process = subprocess.Popen([sys.executable, *head, *program, *arguments], cwd=REPO, env=environment,
                                text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=limit,
                                start_new_session=True)
     try:

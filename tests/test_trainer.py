@@ -246,11 +246,11 @@ def test_kl_holds_the_policy_near_the_reference(tmp_path: Path, data: tuple[str,
     held, rows = train(tmp_path, data, "held", algorithm={"kl": {"coef": 5.0}}, **steps)
     assert rows[0]["train/kl"] == pytest.approx(0, abs=1e-9), "at first they are the same policy"
     assert all(r["train/kl"] > 1e-6 for r in rows[1:]) and all(r["time/logprobs"] > 0 for r in rows)
-    assert not hasattr(free.policy, "_reference") or free.policy._reference is None
-    assert held.policy._reference is not None
+    assert free.policy.reference_model is None
+    assert held.policy.reference_model is not None
     start = Trainer(free.config, overwrite=True).policy
     assert all(
-        torch.equal(a, b) for a, b in zip(held.policy._reference.parameters(), start.model.parameters(), strict=True)
+        torch.equal(a, b) for a, b in zip(held.policy.reference_model.parameters(), start.model.parameters(), strict=True)
     )
 
 

@@ -272,6 +272,10 @@ class VisualCache:
             tensor = codec.grey(tensor)
         return codec.unpack(tensor if device is None else tensor.to(device, non_blocking=True))
 
+    def packed(self, visual: Visual) -> torch.Tensor:
+        """The bytes of its pixels before any change of view, as a Frame carries them: what another process needs to see it."""
+        return self._tensor(visual)
+
     def _tensor(self, visual: Visual) -> torch.Tensor:
         if isinstance(visual, Frame):
             assert visual.packed is not None

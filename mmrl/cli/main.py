@@ -1,8 +1,9 @@
-"""The `mmrl` command: train, sft, eval, serve, score, report, tasks, cache, config, doctor.
+"""The `mmrl` command: train, sft, eval, serve, rollout-server, score, report, tasks, cache, config, memory, doctor.
 
     mmrl train configs/grounding.yaml train.steps=50 model.path=Qwen/Qwen2.5-VL-3B-Instruct
 
-Errors a user can mend are printed without a traceback (exit status 2; MMRL_TRACEBACK=1 shows it).
+Errors a user can mend are printed without a traceback (exit status 2; MMRL_TRACEBACK=1 shows it). A training run that a signal
+ended exits with 128 + its number: 143 for SIGTERM, 130 for Ctrl-C.
 """
 from __future__ import annotations
 
@@ -24,17 +25,26 @@ app.add_typer(cache_app, name="cache")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
 ConfigFile = Annotated[Path, typer.Argument(help="configuration file (see configs/)")]
+PresetName = Annotated[str | None, typer.Option("--preset", help="settings that fit a GPU, laid over the file: gpu_24g, gpu_48g, "
+                                                                 "gpu_80g, gpu_80g_x8, gpu_80g_x8_zero3, or a file of yours")]
 
 
 @app.command()
 def train(config: ConfigFile, overrides: Overrides = None,
           resume: Annotated[bool, typer.Option(help="continue from the last checkpoint of the run")] = False,
+          auto_resume: Annotated[bool, typer.Option("--auto-resume", help="continue the run if it was begun before, else start it: "
+                                                                          "for jobs that are requeued or restarted")] = False,
           overwrite: Annotated[bool, typer.Option(help="replace an existing run of the same name")] = False,
+          preset: PresetName = None,
           quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
     """Fine-tune with GRPO, evaluate before and after, write metrics, checkpoints and the report."""
     from mmrl.cli.run import train_command
 
-    train_command(config, overrides or [], resume=resume, overwrite=overwrite, quiet=quiet)
+    if auto_resume and overwrite:
+        raise ConfigError("expected --auto-resume or --overwrite, found both: a restarted job would remove what it had done; start "
+                          "once with --overwrite, or remove the run's folder")
+    train_command(config, overrides or [], resume=resume or ("auto" if auto_resume else False), overwrite=overwrite, quiet=quiet,
+                  preset=preset)
 
 
 @app.command()
@@ -111,6 +121,20 @@ def serve(
 
 
 @app.command()
+def rollout_server(
+        config: ConfigFile, overrides: Overrides = None,
+        host: Annotated[str, typer.Option(help="address to listen at; beyond 127.0.0.1 set a key")] = "127.0.0.1",
+        port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8100,
+        media_gib: Annotated[float, typer.Option(help="pictures and clips kept, so that each is sent once")] = 4.0,
+        api_key: Annotated[str | None, typer.Option(envvar="MMRL_API_KEY", help="what runs must send as their key")] = None
+) -> None:
+    """Sample with vLLM for runs that set engine.vllm.mode=server and engine.vllm.url to this address."""
+    from mmrl.cli.rollout_server import rollout_server_command
+
+    rollout_server_command(config, overrides or [], host, port, api_key, media_gib)
+
+
+@app.command()
 def score(file: Annotated[Path, typer.Argument(help="rollouts/*.jsonl or predictions.jsonl of a run")],
           task: Annotated[str | None, typer.Option(help="score with this task instead of the logged one")] = None,
           param: Annotated[list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")] = None,
@@ -129,14 +153,27 @@ def report(run: Annotated[Path, typer.Argument(help="folder of a run")]) -> None
     typer.echo(f"report: {build_report(run)}")
 
 
+@app.command()
+def memory(config: ConfigFile, overrides: Overrides = None,
+           processes: Annotated[int, typer.Option(help="processes, with a device each", min=1)] = 1,
+           gpu_gib: Annotated[float | None, typer.Option(help="of a GPU that is not here; default: this machine's device")] = None,
+           prompt_tokens: Annotated[int | None, typer.Option(help="length of a prompt; default: from data.max_pixels, data.video",
+                                                             min=1)] = None,
+           preset: PresetName = None) -> None:
+    """Estimate what a run needs of each device's memory, without loading weights."""
+    from mmrl.cli.memory import memory_command
+
+    memory_command(config, overrides or [], processes=processes, gpu_gib=gpu_gib, prompt_tokens=prompt_tokens, preset=preset)
+
+
 @app.command(name="config")
-def show_config(config: ConfigFile, overrides: Overrides = None) -> None:
+def show_config(config: ConfigFile, overrides: Overrides = None, preset: PresetName = None) -> None:
     """Print the resolved configuration, every key with its value."""
     import yaml
 
     from mmrl.cli.run import run_config
 
-    typer.echo(yaml.safe_dump(run_config(config, overrides or []).model_dump(mode="json"), sort_keys=False), nl=False)
+    typer.echo(yaml.safe_dump(run_config(config, overrides or [], preset).model_dump(mode="json"), sort_keys=False), nl=False)
 
 
 @app.command()

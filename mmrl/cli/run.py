@@ -3,9 +3,12 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
 import yaml
@@ -15,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mmrl.config import RunConfig, effective_threads, load_config
+from mmrl.presets import read_preset
 
 __all__ = ["is_embodied", "results_table", "run_config", "sft_command", "train_command"]
 
@@ -47,8 +51,13 @@ def _number(row: Mapping[str, Any], key: str, form: str = ".3f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def run_config(path: Path, overrides: list[str]) -> RunConfig:
-    """The configuration of a file: embodied where it has an `env` section (the engine imports robotics by name only)."""
+def run_config(path: Path, overrides: list[str], preset: str | None = None) -> RunConfig:
+    """The configuration of a file: embodied where it has an `env` section (the engine imports robotics by name only).
+
+    A `preset` is laid over the file and under the overrides (mmrl/presets.py).
+    """
+    if preset is not None:
+        overrides = [*read_preset(preset).overrides, *overrides]
     if is_embodied(path):
         return importlib.import_module("robotics.config").load_embodied(path, overrides)
     return load_config(path, overrides)
@@ -69,13 +78,16 @@ def _trainer_class(settings: RunConfig) -> Any:
     return Trainer if type(settings) is RunConfig else importlib.import_module("robotics.trainer").EmbodiedTrainer
 
 
-def train_command(config: Path, overrides: list[str], *, resume: bool, overwrite: bool, quiet: bool) -> Path:
+def train_command(config: Path, overrides: list[str], *, resume: bool | Literal["auto"], overwrite: bool, quiet: bool,
+                  preset: str | None = None) -> Path:
     """Run the trainer with a display; returns the run's folder."""
-    settings = run_config(config, overrides)
+    settings = run_config(config, overrides, preset)
     _quieten(settings)
+    from mmrl.memory import announce_memory
     from mmrl.report import build_report
 
     display = _Display(settings.train.steps, quiet)
+    announce_memory(settings, display.say)
 
     watched = settings.eval.best_metric.partition("/")[2]
 
@@ -96,7 +108,7 @@ def train_command(config: Path, overrides: list[str], *, resume: bool, overwrite
         elif kind == "eval":
             display.say(_eval_note(payload.results, watched))
 
-    with display.bar:
+    with _saying_how_to_go_on(), display.bar:
         trainer = _trainer_class(settings)(settings, resume=resume, overwrite=overwrite, on_event=on_event)
         trainer.fit()
     if trainer.world.is_main:
@@ -105,6 +117,17 @@ def train_command(config: Path, overrides: list[str], *, resume: bool, overwrite
         typer.echo(f"report: {page}")
     trainer.world.close()
     return trainer.folder.path
+
+
+@contextmanager
+def _saying_how_to_go_on() -> Iterator[None]:
+    """A signal that ended the run (mmrl.operations.interrupts, Ctrl-C) is told by the main process; status 128 + its number."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:  # typer would end with status 130 and say nothing
+        if os.environ.get("RANK", "0") == "0":
+            print(str(stop) or "interrupted; continue with --resume", file=sys.stderr)
+        raise SystemExit(getattr(stop, "status", 130)) from None
 
 
 def _step_note(row: Mapping[str, Any], watched: str) -> str:

@@ -46,9 +46,16 @@ class TrainEngine(abc.ABC):
     def parameters(self, *, trainable: bool) -> Iterator[tuple[str, torch.Tensor]]:
         """(name as in policy.model, whole tensor) one after the other, all or those that are trained; each valid until the next."""
 
+    @torch.no_grad()
+    def fill(self, model: torch.nn.Module) -> None:
+        """Copy the trained weights into `model`, a whole copy of the policy's (on any device)."""
+        theirs = dict(model.named_parameters())
+        for name, tensor in self.parameters(trainable=True):
+            theirs[name].copy_(tensor)
+
     @abc.abstractmethod
     def optimizer_state(self) -> dict[str, Any] | None:
-        """The canonical optimizer state, whole, on the CPU, on the main process; None on the others."""
+        """The canonical optimizer state, whole, on the main process; None on the others."""
 
     @abc.abstractmethod
     def load_optimizer_state(self, state: dict[str, Any]) -> None:

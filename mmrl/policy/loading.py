@@ -10,7 +10,7 @@ import torch
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
-from mmrl.policy.attention import ATTENTION_NAME, register_attention
+from mmrl.policy.attention import check_attention, set_attention
 from mmrl.policy.encode import Encoder, picture_options
 from mmrl.policy.policy import Policy
 from mmrl.task import Template
@@ -18,7 +18,8 @@ from mmrl.task import Template
 if TYPE_CHECKING:
     from mmrl.config import DataConfig, ModelConfig
 
-__all__ = ["TEMPLATES", "build_encoder", "build_visuals", "freeze_parts", "load_policy", "store_frozen", "template_for"]
+__all__ = ["TEMPLATES", "add_adapter", "assemble_policy", "build_encoder", "build_visuals", "device_and_precision", "freeze_parts",
+           "load_policy", "storage_types", "store_frozen", "template_for"]
 
 # The frame each family was trained to emit (Qwen cookbooks; QwenLM/Qwen3-VL threads #676, #1486): never guessed.
 TEMPLATES: dict[str, Template] = {
@@ -84,7 +85,7 @@ def store_frozen(model: Any, dtype: torch.dtype) -> int:
     return stored
 
 
-def _add_lora(model: Any, config: ModelConfig, weights: Path | None, new_tokens: Sequence[int]) -> Any:
+def add_adapter(model: Any, config: ModelConfig, weights: Path | None, new_tokens: Sequence[int]) -> Any:
     """The model with an adapter; rows of new tokens, in the embedding and the output layer (one table where they are tied), are
     trained whole: no adapter reaches them."""
     try:
@@ -111,8 +112,18 @@ def _add_lora(model: Any, config: ModelConfig, weights: Path | None, new_tokens:
     return adapted
 
 
-def _device_and_precision(config: ModelConfig, device: torch.device | None) -> tuple[torch.device, torch.dtype,
+def storage_types(config: ModelConfig) -> tuple[torch.dtype, torch.dtype]:
+    """(type weights are loaded in, autocast's type) of model.dtype bf16.
+
+    Master weights stay fp32: at a learning rate of 1e-6 most AdamW updates vanish in bf16. LoRA trains fp32 adapters on a frozen
+    base, which may then be bf16.
+    """
+    return torch.bfloat16 if config.lora else torch.float32, torch.bfloat16
+
+
+def device_and_precision(config: ModelConfig, device: torch.device | None) -> tuple[torch.device, torch.dtype,
                                                                                     torch.dtype | None]:
+    """(device, type weights are loaded in, autocast's type or None). Raises ConfigError for bf16 on a GPU without it."""
     device = device or torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     # torch counts GPUs that only emulate bf16 in software as supporting it unless told otherwise
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -121,16 +132,15 @@ def _device_and_precision(config: ModelConfig, device: torch.device | None) -> t
         raise ConfigError("model.dtype bf16 needs a GPU with bf16 (compute capability 8.0 or later); set it to fp32")
     if choice == "fp32":
         return device, torch.float32, None
-    # Master weights stay fp32: at a learning rate of 1e-6 most AdamW updates vanish in bf16. LoRA trains fp32 adapters
-    # on a frozen base, which may then be bf16.
-    return device, torch.bfloat16 if config.lora else torch.float32, torch.bfloat16
+    return device, *storage_types(config)
 
 
 def _load_model(path: str, config: ModelConfig, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForImageTextToText
 
-    attention = {"text_config": register_attention(), "vision_config": config.attn, "": ATTENTION_NAME}
-    return AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation=attention)
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+    set_attention(model, config.attn)
+    return model
 
 
 def _model_type(path: str) -> str:
@@ -178,7 +188,8 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
     from transformers import AutoProcessor
 
     template = template_for(_model_type(config.path), config)
-    device, dtype, autocast = _device_and_precision(config, device)
+    device, dtype, autocast = device_and_precision(config, device)
+    check_attention(config.attn, device, autocast)
     lora = config.lora is not None and trainable
     model = _load_model(str(weights) if weights is not None and not lora else config.path, config, dtype)
     processor = AutoProcessor.from_pretrained(config.path)
@@ -192,11 +203,21 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
         reference = _load_model(config.path, config, dtype).requires_grad_(False).eval()
         if prepare is not None:
             prepare(reference, processor)
+    return assemble_policy(model, processor, template, config, data, device=device, autocast=autocast, reference=reference,
+                           trainable=trainable, weights=weights, new_tokens=new_tokens)
+
+
+def assemble_policy(model: Any, processor: Any, template: Template, config: ModelConfig, data: DataConfig | None = None, *,
+                    device: torch.device, autocast: torch.dtype | None, reference: Any | None = None, trainable: bool = True,
+                    weights: Path | None = None, new_tokens: Sequence[int] = ()) -> Policy:
+    """A Policy of a model with its parts frozen already: storage types, device, adapter (continued from `weights`), gradient
+    checkpointing, encoder."""
+    lora = config.lora is not None and trainable
     for one in (model, reference):
         if one is not None and autocast is not None and not lora:  # a LoRA run's base is loaded in bf16 altogether
             store_frozen(one, autocast)
     model, reference = model.to(device), reference.to(device) if reference is not None else None
-    model = _add_lora(model, config, weights, new_tokens) if lora else model
+    model = add_adapter(model, config, weights, new_tokens) if lora else model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if config.gradient_checkpointing if config.gradient_checkpointing is not None else device.type == "cuda":
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

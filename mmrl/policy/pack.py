@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mmrl.errors import ConfigError
+from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.encode import Prompt
 
 __all__ = ["Batch", "PackItem", "PrefixLayout", "micro_batches", "pack", "pack_padded", "packed_length",
@@ -28,26 +29,6 @@ class PackItem:
 
     prompt: Prompt
     completions: tuple[tuple[int, ...], ...]
-
-
-@dataclass
-class PrefixLayout:
-    """Where the pieces of a packed row are, for the attention function.
-
-    prompt_MP and completion_BC index the packed row (right padding points at token 0 and is never looked at); owner_B
-    is the prompt of each completion; mask_BCK (B, 1, C, P + C) is True where a completion token may look; slot_T finds
-    each packed token in the concatenation of the flattened prompt and completion blocks.
-    """
-
-    prompt_MP: torch.Tensor
-    completion_BC: torch.Tensor
-    owner_B: torch.Tensor
-    mask_BCK: torch.Tensor
-    slot_T: torch.Tensor
-
-    def to(self, device: torch.device) -> PrefixLayout:
-        """A copy on `device`."""
-        return PrefixLayout(**{k: v.to(device, non_blocking=True) for k, v in vars(self).items()})
 
 
 @dataclass
@@ -154,30 +135,10 @@ def pack(items: Sequence[PackItem], *, causal: bool = True) -> Batch:
                  number, torch.cat(place), _layout(prompt_spans, completion_spans, owners, causal), None, prints)
 
 
-def _padded_index(spans: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, width) flat positions of each span, right-padded with 0, and the matching validity mask."""
-    start = torch.tensor([s for s, _ in spans])[:, None]
-    length = torch.tensor([n for _, n in spans])[:, None]
-    offset = torch.arange(int(length.max()))[None]
-    valid = offset < length
-    return torch.where(valid, start + offset, 0), valid
-
-
 def _layout(prompt_spans: Sequence[tuple[int, int]], completion_spans: Sequence[tuple[int, int]],
             owners: Sequence[int], causal: bool) -> PrefixLayout:
-    prompt_MP, prompt_valid = _padded_index(prompt_spans)
-    completion_BC, completion_valid = _padded_index(completion_spans)
-    owner_B = torch.tensor(owners)
-    P, C = prompt_MP.shape[1], completion_BC.shape[1]
-    own = torch.ones(C, C, dtype=torch.bool).tril().expand(len(owners), 1, C, C)
-    if not causal:  # padding stays where nobody but padding sees it
-        own = completion_valid[:, None, None].expand(-1, 1, C, C) | own
-    mask_BCK = torch.cat([prompt_valid[owner_B][:, None, None].expand(-1, 1, C, P), own], -1)
-    rows = torch.cat([prompt_MP.flatten(), completion_BC.flatten()])
-    slots = torch.cat([prompt_valid.flatten(), completion_valid.flatten()]).nonzero()[:, 0]
-    slot_T = torch.empty_like(slots)
-    slot_T[rows[slots]] = slots
-    return PrefixLayout(prompt_MP, completion_BC, owner_B, mask_BCK, slot_T)
+    prompts, completions = torch.tensor(prompt_spans), torch.tensor(completion_spans)
+    return PrefixLayout(prompts[:, 0], prompts[:, 1], completions[:, 0], completions[:, 1], torch.tensor(owners), causal)
 
 
 def pack_padded(items: Sequence[PackItem]) -> Batch:

@@ -8,6 +8,7 @@ Legend: N completion tokens, T packed tokens, V vocabulary, H hidden width.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder
 from mmrl.policy.pack import Batch
-from mmrl.policy.vision import FrozenTower, media_inputs
+from mmrl.policy.vision import FrozenTower, joint_media_inputs, media_inputs
 from mmrl.task import Template
 
 __all__ = ["LogpResult", "Policy", "media_token_ids"]
@@ -55,7 +56,8 @@ class Policy:
         self.model, self.processor, self.template, self.encoder = model, processor, template, encoder
         self.device, self.autocast_dtype = device, autocast
         self.version = 0
-        self._reference = reference
+        self.lockstep = False  # forwards are collective (mmrl.engines): each runs a trained vision tower exactly once
+        self.reference_model = reference
         self._towers: dict[int, FrozenTower | None] = {}
         self._logits_chunk = logits_chunk  # logits held at once; beyond it they are recomputed in backward
         self.banned = torch.tensor(media_token_ids(processor.tokenizer), device=device)
@@ -93,9 +95,15 @@ class Policy:
         self.model.train(torch.is_grad_enabled() and self.base.is_gradient_checkpointing)
         extra: dict[str, Any] = {"prefix_layout": batch.layout} if batch.layout is not None else {}
         mask = _DUMMY_MASK.to(self.device) if batch.layout is not None else batch.attention_mask
+        idle = None
+        if self.lockstep and self.tower() is None:
+            media, idle = joint_media_inputs(self.base.model, self.encoder.visuals, batch.visuals, self.device)
+        else:
+            media = self.media(batch.visuals)
         out = self.base.model(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions_3,
-                              mm_token_type_ids=batch.kinds, use_cache=False, **self.media(batch.visuals), **extra)
-        return out.last_hidden_state.flatten(0, 1)
+                              mm_token_type_ids=batch.kinds, use_cache=False, **media, **extra)
+        hidden = out.last_hidden_state.flatten(0, 1)
+        return hidden if idle is None else hidden + idle.to(hidden.dtype)
 
     def media(self, visuals: Sequence[Any]) -> dict[str, Any]:
         """What the model's forward takes for these pictures and clips: pixels, or features when its vision tower is frozen."""
@@ -152,10 +160,13 @@ class Policy:
     def reference(self) -> Iterator[Policy]:
         """The reference policy: the adapter switched off for LoRA, else the frozen copy made at loading."""
         if self.has_adapter:
+            trained = [p for _, p in self.trainable()]
             with self.model.disable_adapter():
+                for parameter in trained:  # peft freezes what it switches off; a sharded model must not notice
+                    parameter.requires_grad_(True)
                 yield self
-        elif self._reference is not None:
-            current, self.model = self.model, self._reference
+        elif self.reference_model is not None:
+            current, self.model = self.model, self.reference_model
             try:
                 yield self
             finally:
@@ -163,6 +174,25 @@ class Policy:
         else:
             raise ConfigError("expected a reference model for the KL term, found none; set algorithm.kl.coef > 0 before "
                               "loading the policy, or train a LoRA adapter")
+
+    def whole_copy(self, device: torch.device | None = None) -> Policy:
+        """A policy of its own for sampling, evaluation and saving, where this one's weights are about to be sharded.
+
+        It shares processor, template, encoder and a frozen vision tower; every other tensor is its own, on `device` where one is
+        given (what is only saved may stay in host memory). Parameters keep their requires_grad: a tower whose weights still
+        change must not count as frozen there.
+        """
+        tower = self.tower()
+        memo: dict[int, Any] = {} if tower is None else {id(tower.model.visual): tower.model.visual}
+        if device is not None:  # tensors are moved one by one instead of being copied where they are
+            memo |= {id(p): torch.nn.Parameter(p.detach().to(device, copy=True), p.requires_grad) for p in self.model.parameters()}
+            memo |= {id(b): b.to(device, copy=True) for b in self.model.buffers()}
+        model = copy.deepcopy(self.model, memo)
+        other = Policy(model, self.processor, self.template, self.encoder, device=self.device, autocast=self.autocast_dtype,
+                       logits_chunk=self._logits_chunk)
+        other._towers[id(other.base.model)] = tower
+        other.version = self.version
+        return other
 
     def save(self, folder: str | Path, *, merge_adapter: bool = True) -> None:
         """Write model and processor in Hugging Face format.

@@ -4,18 +4,21 @@ A frozen tower gives the same features in rollout, old and reference log-probs a
 visual and handed to the model in their place, Qwen3-VL's deepstack features included. The language model sees the same
 numbers either way.
 
+Where a trained model is sharded over processes (mmrl.engines), running the tower is collective, and a process whose texts come
+without pictures would wait for nobody: `joint_media_inputs` runs it exactly once whatever the texts hold.
+
 Legend: n patches, D values of a patch, H hidden width.
 """
 from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["FrozenTower", "media_inputs"]
+__all__ = ["FrozenTower", "joint_media_inputs", "media_inputs"]
 
 
 def _arithmetic(device: torch.device) -> str:
@@ -51,11 +54,15 @@ class FrozenTower:
     @torch.no_grad()
     def __call__(self, kind: str, pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]) -> list[Any]:
         """Features of each visual of one kind (image or video), its patches one after the other in pixels_nD."""
-        forward = self.model.get_image_features if kind == "image" else self.model.get_video_features
-        out = forward(pixels_nD, torch.tensor(grids_thw, device=pixels_nD.device), return_dict=True)
-        deep = getattr(out, "deepstack_features", None) or ()
-        features = _features_class()
-        return [features(main, tuple(layer[i] for layer in deep)) for i, main in enumerate(out.pooler_output)]
+        return _encode(self.model.get_image_features if kind == "image" else self.model.get_video_features, pixels_nD, grids_thw)
+
+
+def _encode(forward: Callable[..., Any], pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]) -> list[Any]:
+    """The features of each visual."""
+    out = forward(pixels_nD, torch.tensor(grids_thw, device=pixels_nD.device), return_dict=True)
+    deep = getattr(out, "deepstack_features", None) or ()
+    features = _features_class()
+    return [features(main, tuple(layer[i] for layer in deep)) for i, main in enumerate(out.pooler_output)]
 
 
 def _features_class() -> Any:
@@ -75,6 +82,26 @@ def media_inputs(model: Any, cache: Any, visuals: Sequence[Any], device: torch.d
             media[name] = torch.cat([cache.pixels(v, device) for v in group])
             media[f"{kind}_grid_thw"] = torch.tensor([v.grid_thw for v in group], device=device)
     return media
+
+
+def joint_media_inputs(model: Any, cache: Any, visuals: Sequence[Any],
+                       device: torch.device) -> tuple[dict[str, Any], torch.Tensor | None]:
+    """Arguments of model.forward for `visuals` out of exactly one run of a trained vision tower, whatever they are.
+
+    transformers would run it once for all pictures and once more for all clips; the tower itself does not tell them apart.
+    Without visuals it sees the smallest grid it can, all zeros, and the second value is 0 with a gradient of zeros for each of
+    its weights, to be added to what the model computes; else it is None.
+    """
+    visual = model.visual
+    if not visuals:
+        side, patch = visual.spatial_merge_size, visual.patch_embed
+        width = patch.in_channels * patch.temporal_patch_size * patch.patch_size**2
+        idle = _encode(model.get_image_features, torch.zeros(side * side, width, device=device), [(1, side, side)])
+        return {}, torch.stack([part.float().sum() for f in idle for part in (f.main, *f.deep)]).sum() * 0.0
+    pixels_nD = torch.cat([cache.pixels(v, device) for v in visuals])
+    found = list(zip(visuals, _encode(model.get_image_features, pixels_nD, [v.grid_thw for v in visuals]), strict=True))
+    kinds = {kind: [f for v, f in found if v.kind == kind] for kind in ("image", "video")}
+    return {"mm_encoder_outputs": {kind: _encoded(features) for kind, features in kinds.items() if features}}, None
 
 
 def _encoded(features: Sequence[Any]) -> Any:

@@ -17,6 +17,7 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.cache import PreallocatedCache
 from mmrl.rollout.sampling import choose, keep_top, row_noise
+from mmrl.rollout.weights import WeightSource
 from mmrl.types import Completion, StopReason
 
 __all__ = ["PrefillOnceEngine", "Request", "RolloutEngine", "SamplingSettings"]
@@ -51,6 +52,20 @@ class RolloutEngine(abc.ABC):
     @abc.abstractmethod
     def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Completion]]:
         """`request.count` completions for each request. Must not depend on how requests are batched."""
+
+    def publish(self, source: WeightSource) -> dict[str, float]:
+        """Take over the weights of the training engine `source`; metrics of that. Collective, called after every update and before
+        the first request. Engines that sample with the live weights have nothing to do.
+
+        Raises WeightSyncError when they do not compute with them afterwards, RolloutError when they fail.
+        """
+        return {}
+
+    def rest(self) -> None:  # noqa: B027  most engines have nothing to give back
+        """Training begins: give back memory that only sampling needs, until the next request."""
+
+    def close(self) -> None:  # noqa: B027  nor to end
+        """End processes and connections of the engine's own. May be called more than once."""
 
 
 @dataclass

@@ -152,7 +152,7 @@ def test_storing_frozen_weights_changes_no_bit_under_autocast(arch: str) -> None
         assert torch.equal(evaluated.logp(batch).logp_N, expected)
         assert torch.equal(frozen_tower.logp(batch).logp_N, expected)
     assert {q.dtype for q in p.model.parameters()} == {torch.float32}, "nothing is frozen here"
-    models: list[Any] = [p._reference, evaluated.model, frozen_tower.base.model.visual]
+    models: list[Any] = [p.reference_model, evaluated.model, frozen_tower.base.model.visual]
     for model in models:
         layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv3d)]
         head = getattr(model, "lm_head", None)
@@ -236,6 +236,6 @@ def test_a_gpu_that_only_emulates_bf16_has_none(monkeypatch: pytest.MonkeyPatch)
     """torch says yes to bf16 on such a GPU (compute capability below 8.0) unless emulation is left out of the question."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     gpu = torch.device("cuda")
-    assert loading._device_and_precision(ModelConfig(), gpu)[1:] == (torch.float32, None)
+    assert loading.device_and_precision(ModelConfig(), gpu)[1:] == (torch.float32, None)
     with pytest.raises(ConfigError, match=r"model\.dtype bf16 needs"):
-        loading._device_and_precision(ModelConfig(dtype="bf16"), gpu)
+        loading.device_and_precision(ModelConfig(dtype="bf16"), gpu)

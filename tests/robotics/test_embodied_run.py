@@ -89,8 +89,8 @@ class Overtaken(EpisodeSource):
     """Holds back the end of every step's first place until a decision of the next step was made: what is rolled out ahead is
     then older than what it is trained by, however the processes are scheduled."""
 
-    def __init__(self, config: EmbodiedConfig, driver: Driver) -> None:
-        super().__init__(config, driver)
+    def __init__(self, config: EmbodiedConfig, driver: Driver, **options: int) -> None:
+        super().__init__(config, driver, **options)
         self.decided: set[int] = set()
         self.held: list[Closed[EpisodeGroup]] = []
 

@@ -1,0 +1,37 @@
+"""What `mmrl rollout-server` does around the library: vLLM for a run's model, the line that says it is ready."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from mmrl.config import load_config
+from mmrl.errors import ConfigError
+
+__all__ = ["rollout_server_command"]
+
+
+def rollout_server_command(config: Path, overrides: list[str], host: str, port: int, api_key: str | None, media_gib: float) -> None:
+    """Serve rollouts to runs whose engine.vllm.url names this address, until a signal ends it."""
+    settings = load_config(config, ["engine.rollout=vllm", *overrides])
+    from transformers import AutoConfig
+
+    from mmrl.rollout.build import dtype_of, max_model_len
+    from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
+    from mmrl.rollout.vllm_server import RolloutServer, serve
+    from mmrl.serve.app import bind
+
+    v = settings.engine.vllm
+    sock = bind(host, port)
+    try:
+        limit = int(AutoConfig.from_pretrained(settings.model.path).get_text_config().max_position_embeddings)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{settings.model.path}': "
+                          f"{error}") from error
+    backend = VLLMBackend(VLLMSettings(settings.model.path, dtype_of(settings), min(max_model_len(settings), limit), v.memory,
+                                       v.kv_cache_gib, sleep=False, seed=settings.seed))
+    server = RolloutServer(backend, api_key=api_key or None, media_bytes=int(media_gib * 2**30))
+    name = f"[{host}]" if ":" in host else host
+    serve(server, sock, lambda: typer.echo(f"rollout server at http://{name}:{sock.getsockname()[1]} ({settings.model.path}, "
+                                           f"{backend.settings.dtype}): engine.vllm.mode=server engine.vllm.url=..."))
+    typer.echo("stopped")

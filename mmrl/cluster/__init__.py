@@ -1,0 +1,1 @@
+"""Workers on other machines, through Ray: engine.workers ray."""

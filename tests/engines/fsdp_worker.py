@@ -1,0 +1,80 @@
+"""Training runs, one after the other, and what two processes find when they drive FSDPEngine themselves.
+
+    torchrun --nproc_per_node 2 -m tests.engines.fsdp_worker '[["c.yaml", ["engine.train=fsdp2"]], ..]' MODEL_FOLDER
+
+Starting processes takes longer than such a run, so they are used again. The main process prints what was found as JSON.
+"""
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from mmrl.config import ModelConfig, RunConfig, load_config
+from mmrl.engines import build_train_engine
+from mmrl.engines.lockstep import idle_item
+from mmrl.errors import NonFiniteError
+from mmrl.optim import build_optimizer
+from mmrl.policy.loading import load_policy
+from mmrl.policy.pack import pack
+from mmrl.trainer import Trainer
+from mmrl.world import World
+
+
+def drive(folder: str) -> dict[str, Any]:
+    """Gradients, norms, weights and optimizer state of the engine alone."""
+    world = World(torch.device("cpu"))
+    config = RunConfig.model_validate({"engine": {"train": "fsdp2"}, "optim": {"lr": 0.01}})
+    policy = load_policy(ModelConfig(path=folder, device="cpu"))
+    optimizer = build_optimizer(policy.trainable(), config.optim)
+    batch = pack([idle_item(policy.eos_ids[0])])
+    policy.logp(batch).logp_N.sum().backward()
+    plain = policy.base.lm_head.weight.grad.clone()
+    policy.model.zero_grad(set_to_none=True)
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    engine = build_train_engine(config, world, policy, optimizer)
+    numel = sum(p.numel() for p in before.values())
+    found: dict[str, Any] = {
+        "share": sum(p.to_local().numel() for _, p in policy.trainable() if isinstance(p, DTensor)) / numel,
+        "whole": all(torch.equal(t, before.pop(name)) for name, t in engine.parameters(trainable=False)) and not before}
+
+    def loss(factor: float) -> torch.Tensor:
+        (logp_N,) = engine.run(lambda: (policy.logp(batch).logp_N,))
+        return logp_N.sum() * factor
+
+    def gradient(*factors: float) -> torch.Tensor:
+        engine.begin(1.0)
+        for factor in factors:
+            engine.backward(loss(factor))
+        return policy.base.lm_head.weight.grad.full_tensor().clone()
+
+    one = gradient(1.0 if world.is_main else 0.0)
+    found["sums"] = {"of one process": float((one - plain).norm() / plain.norm()),
+                     "over processes": float((gradient(1.0) - 2 * one).norm() / one.norm()),
+                     "over micro-batches": float((gradient(1.0, 0.5) - 3 * one).norm() / one.norm())}
+    norms = [engine.step(2.0, n, 10, str)[0] for n in range(2) if n == 0 or gradient(1.0) is not None]
+    found["norms"] = world.gather(norms)
+    state = engine.optimizer_state()
+    found["main holds the state"] = world.gather([state is not None])
+    steps = [float(s["step"]) for s in (state or {"state": {}})["state"].values()]
+    engine.begin(1.0)
+    engine.backward(loss(1.0 if world.is_main else float("inf")))
+    try:
+        engine.step(1.0, 2, 10, lambda norm: f"norm {norm}")
+        found["non-finite"] = world.gather(["no error"])
+    except NonFiniteError as error:
+        found["non-finite"] = world.gather([str(error)])
+    found["steps"] = sorted(set(steps))
+    return found
+
+
+if __name__ == "__main__":
+    for path, overrides in json.loads(sys.argv[1]):
+        Trainer(load_config(path, overrides)).fit()
+    result = drive(sys.argv[2])
+    if World(torch.device("cpu")).is_main:
+        print("found " + json.dumps(result), flush=True)
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,216 @@
+"""Real vLLM beside the trainer: the same tensors, positions and log-probs, for every kind of prompt and every kind of weights."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.errors import ConfigError, RolloutError, WeightSyncError
+from mmrl.policy.policy import Policy
+from mmrl.rollout import PrefillOnceEngine, Request
+from mmrl.rollout.vllm_backend import VLLMBackend
+from mmrl.rollout.vllm_engine import VLLMEngine
+from mmrl.rollout.vllm_inputs import WireSampling, media_hash, wire_prompt
+from mmrl.rollout.weights import SyncPlan
+from mmrl.types import Completion, StopReason
+from tests.clip_kit import TASK, policy_of
+from tests.engine_kit import ARCHITECTURES
+from tests.rollout.vllm_kit import asked_of, backend_of, engine_on, sampled_logps, samples_of, settings_of, trainer_logps
+
+pytestmark = pytest.mark.slow
+FROZEN = ("vision", "projector")
+_LORA = {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[VLLMBackend]:
+    """One vLLM for the tests of this file; each publishes its own weights."""
+    made = backend_of()
+    yield made
+    made.close()
+
+
+def ids(groups: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
+    return [[c.token_ids for c in group] for group in groups]
+
+
+def same_logps(engine: VLLMEngine, policy: Policy, folder: Path, temperature: float = 1.0) -> list[list[Completion]]:
+    """Generates, and compares with the trainer."""
+    asked = asked_of(policy, folder)
+    groups = engine.generate(asked, settings_of(temperature=temperature))
+    gap = (trainer_logps(policy, asked, groups, temperature) - sampled_logps(groups)).abs()
+    assert len(gap) > 60 and gap.max() < 1e-5, gap.max()
+    return groups
+
+
+def moved(training: Any, policy: Policy) -> None:
+    """An optimizer step that every trained weight takes part in."""
+    training.begin()
+    for _, p in policy.trainable():
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    training.step(1.0, 0, 10, lambda norm: f"{norm}")
+
+
+@pytest.mark.parametrize("arch", [a for a in ARCHITECTURES if a != "qwen2_5_vl"])
+def test_logps_of_the_other_architectures_equal_the_trainers(arch: str, tmp_path: Path) -> None:
+    made = backend_of(arch)
+    try:
+        for freeze in ((), FROZEN):  # pixels, then cached features with their deepstack
+            policy = policy_of(arch, freeze=freeze)
+            with engine_on(made, policy, tmp_path) as (engine, _):
+                same_logps(engine, policy, tmp_path)
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("freeze", [(), FROZEN], ids=["pixels", "features"])
+def test_logps_equal_the_trainers(backend: VLLMBackend, freeze: tuple[str, ...], temperature: float, tmp_path: Path) -> None:
+    policy = policy_of(freeze=freeze)
+    with engine_on(backend, policy, tmp_path) as (engine, _):
+        same_logps(engine, policy, tmp_path, temperature)
+        assert engine.last_gap is not None and engine.last_gap.max < 1e-5
+        assert len(engine._probes) == 3 and {v.kind for p, _ in engine._probes for v in p.visuals} == {"image", "video"}
+
+
+def test_media_are_known_to_vllm_by_our_hash_and_decoded_once(backend: VLLMBackend, tmp_path: Path) -> None:
+    policy = policy_of()
+    with engine_on(backend, policy, tmp_path) as (engine, _):
+        asked = asked_of(policy, tmp_path)
+        built = policy.encoder.visuals.stats.built
+        backend.forget()
+        engine.generate(asked, settings_of())
+        assert policy.encoder.visuals.stats.built == built > 0, "nothing is decoded or processed a second time"
+        core: Any = backend._engine.engine_core
+        seen = set(core.engine_core.scheduler.encoder_cache_manager.cached)
+        assert seen == {media_hash(v.identity, None) for r in asked for v in r.prompt.visuals}
+        mirrored = dataclasses.replace(asked[0].prompt.visuals[0])
+        changed = policy.encoder.visuals.changed(mirrored, "mirror")
+        assert media_hash(changed.identity, None) not in seen, "another view of a picture is another input"
+        assert media_hash(mirrored.identity, "tower") not in seen, "and so are a tower's features of it"
+
+
+def test_requests_that_cannot_be_answered_leave_the_engine_usable(backend: VLLMBackend, tmp_path: Path) -> None:
+    policy = policy_of()
+    with engine_on(backend, policy, tmp_path):
+        prompt = wire_prompt(policy, policy.encoder(samples_of(tmp_path)[3], TASK))
+        asked = WireSampling(1, 1, 1.0, 2, (), ())
+        with pytest.raises(ConfigError, match=r"within engine.vllm.max_model_len = 1024"):
+            backend.generate([(prompt, dataclasses.replace(asked, max_tokens=1000))])
+        with pytest.raises(RolloutError, match="vLLM failed while it answered 2 prompts"):
+            backend.generate([(prompt, asked), (prompt, dataclasses.replace(asked, banned_ids=(10**6,)))])
+        assert len(backend.generate([(prompt, asked)])[0][0][0]) == 2, "what was asked for beside a wrong request is dropped"
+
+
+def test_sampling_follows_the_request(backend: VLLMBackend, tmp_path: Path) -> None:
+    policy = policy_of()
+    with engine_on(backend, policy, tmp_path) as (engine, _):
+        asked = asked_of(policy, tmp_path, 4)
+        together = engine.generate(asked, settings_of())
+        assert len({c.token_ids for group in together for c in group}) > 15
+        assert ids(engine.generate(asked, settings_of())) == ids(together), "the same seeds"
+        assert ids(engine.generate(asked[::-1], settings_of())) == ids(together)[::-1], "in another order"
+        for n, request in enumerate(asked[:3]):
+            assert ids(engine.generate([request], settings_of())) == [ids(together)[n]], "alone"
+        fewer = engine.generate([Request(r.prompt, 2, r.key) for r in asked], settings_of())
+        assert ids(fewer) == [group[:2] for group in ids(together)], "completion g has its own noise, whatever the group size"
+        other = engine.generate([Request(asked[0].prompt, 4, (8, 0))], settings_of())
+        assert set(ids(other)[0]).isdisjoint(ids(together)[0]), "another key"
+        greedy = asked_of(policy, tmp_path, 1, greedy=True)
+        mixed = engine.generate([asked[0], *greedy], settings_of())
+        assert ids(mixed[:1]) == [ids(together)[0]], "beside greedy ones"
+        assert ids(mixed[1:]) == ids(PrefillOnceEngine(policy).generate(greedy, settings_of())), "greedy as the built-in engine"
+        assert engine.generate([], settings_of()) == []
+
+
+def test_answers_end_where_they_should(backend: VLLMBackend, tmp_path: Path) -> None:
+    policy = policy_of()
+    end, pad = policy.eos_ids
+    banned = policy.banned.tolist()
+    asked = asked_of(policy, tmp_path, 6)
+    common = PrefillOnceEngine(policy).generate(asked, settings_of(24))
+    counts: dict[int, int] = {}
+    for token in (t for group in common for c in group for t in c.token_ids):
+        counts[token] = counts.get(token, 0) + 1
+    policy.eos_ids = (end, pad, *sorted(counts, key=lambda t: -counts[t])[:12])  # so that some answers end early
+    with torch.no_grad():  # media tokens become the most likely ones
+        policy.base.lm_head.weight[banned] *= 30
+    with engine_on(backend, policy, tmp_path) as (engine, _):
+        groups = engine.generate(asked, settings_of(24))
+        flat = [c for group in groups for c in group]
+        assert {c.stop for c in flat} == {StopReason.EOS, StopReason.LENGTH} and len({len(c.token_ids) for c in flat}) > 4
+        for c in flat:
+            ended = c.token_ids[-1] in policy.eos_ids
+            assert (c.stop is StopReason.EOS) == ended and not set(c.token_ids[:-1]) & set(policy.eos_ids)
+            assert ended or len(c.token_ids) == 24
+            written = c.token_ids[:-1] if ended else c.token_ids
+            assert c.text == policy.processor.tokenizer.decode(list(written), skip_special_tokens=False)
+            assert not set(c.token_ids) & set(banned) and len(c.logps) == len(c.token_ids)
+        assert (trainer_logps(policy, asked, groups) - sampled_logps(groups)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["full", "frozen", "lora"])
+def test_a_step_of_training_reaches_vllm(backend: VLLMBackend, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"full": {}, "frozen": {"freeze": FROZEN}, "lora": _LORA}[kind]
+    policy = policy_of(**options)
+    sent: list[str] = []
+    load = backend.load
+    with engine_on(backend, policy, tmp_path) as (engine, training):
+        before = same_logps(engine, policy, tmp_path)
+        live = {n: p.detach().clone() for n, p in policy.model.named_parameters() if not p.requires_grad}
+
+        def spy(weights: Any) -> None:
+            load((sent.append(name), (name, tensor))[1] for name, tensor in weights)
+
+        monkeypatch.setattr(backend, "load", spy)
+        moved(training, policy)
+        row = engine.publish(training)
+        assert row["train/sync/gap_max"] < 1e-5 and row["time/sync"] > 0
+        after = same_logps(engine, policy, tmp_path)
+        moves = max(abs(a - b) for x, y in zip(before, after, strict=True) for c, d in zip(x, y, strict=True)
+                    for a, b in zip(c.logps, d.logps, strict=False))
+        assert moves > 1e-3, "the step must be seen for this test"
+        assert all(torch.equal(p, live[n]) for n, p in policy.model.named_parameters() if n in live), "merging leaves them alone"
+        vision = [n for n in sent if n.startswith("model.visual.")]
+        assert bool(vision) == (kind == "full"), "a frozen tower is sent once only"
+        assert ("lm_head.weight" in sent) == (kind != "lora") and not any("lora" in n or "base_layer" in n for n in sent)
+        assert kind != "lora" or all("self_attn" in n or "mlp" in n for n in sent)
+
+
+def test_a_sync_that_loses_something_is_noticed(backend: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = SyncPlan.weights
+
+    def losing(lost: str) -> Any:
+        def weights(self: SyncPlan, source: Any, *, everything: bool) -> Any:
+            for name, tensor in honest(self, source, everything=everything):
+                if everything or not name.startswith(lost):
+                    yield name, tensor
+        return weights
+
+    for lost in ("lm_head", "model.language_model.layers.1.mlp", "model.visual.patch_embed"):
+        policy = policy_of()
+        with engine_on(backend, policy, tmp_path) as (engine, training), monkeypatch.context() as patch:
+            patch.setattr(SyncPlan, "weights", losing(lost))
+            moved(training, policy)
+            with pytest.raises(WeightSyncError, match=r"does not compute with the trainer's weights after a sync.*limit"):
+                engine.publish(training)
+
+
+def test_pictures_are_encoded_again_when_the_tower_learns(backend: VLLMBackend, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of()
+    with engine_on(backend, policy, tmp_path) as (engine, training):
+        engine.generate(asked_of(policy, tmp_path), settings_of())
+        moved(training, policy)
+        monkeypatch.setattr(backend, "forget", lambda: backend.llm.reset_prefix_cache())
+        reset = "vllm.v1.worker.gpu_model_runner.GPUModelRunner.reset_encoder_cache"
+        monkeypatch.setattr(reset, lambda self: None)
+        with pytest.raises(WeightSyncError):  # features of the old tower, were they kept
+            engine.publish(training)
+        monkeypatch.undo()
+        engine.publish(training)
+        same_logps(engine, policy, tmp_path)

@@ -1,0 +1,96 @@
+"""Training runs that sample with vLLM: evaluation, checkpoints, resume, overlapped schedules, and a sync that goes wrong."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.config import load_config
+from mmrl.errors import ConfigError, WeightSyncError
+from mmrl.rollout.weights import SyncPlan
+from mmrl.trainer import Trainer
+from tests.engine_kit import config_file, read_jsonl
+from tests.rollout.vllm_kit import VLLM, run_tree
+from tests.test_distributed import launch
+
+pytestmark = pytest.mark.slow
+
+
+def run(folder: Path, name: str = "run", **sections: Any) -> Path:
+    """The folder of a finished run."""
+    trainer = Trainer(load_config(config_file(folder / f"{name}.yaml", run_tree(folder, name=name, **sections))))
+    trainer.fit()
+    return trainer.folder.path
+
+
+def test_a_run_with_vllm_trains_evaluates_and_resumes(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    rows = read_jsonl(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["train/logprob_gap/max"] < 1e-5 and row["train/sync/gap_max"] < 1e-5 and row["time/sync"] > 0
+        assert abs(row["train/sampler/weight"] - 1) < 1e-4 and row["train/sampler/masked"] == 0
+        assert row["eval/greedy/reward"] >= 0 and row["train/grad_norm"] > 0
+    own = run(tmp_path, "own", engine={"rollout": "own"})
+    greedy = [[r["text"] for r in read_jsonl(f / "eval" / "step_000000" / "predictions.jsonl") if r["mode"] == "greedy"]
+              for f in (folder, own)]
+    assert greedy[0] == greedy[1], "before training both engines answer alike"
+
+    def interrupted(kind: str, payload: Any) -> None:
+        if kind == "checkpoint" and payload["step"] == 1:
+            raise KeyboardInterrupt
+
+    config = load_config(config_file(tmp_path / "half.yaml", run_tree(tmp_path, name="half")))
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(config, on_event=interrupted).fit()
+    Trainer(config, resume=True).fit()
+    resumed = read_jsonl(tmp_path / "runs" / "half" / "metrics.jsonl")
+    assert [row["step"] for row in resumed] == [1, 2]
+    for one, other in zip(rows, resumed, strict=True):
+        for name in ("train/reward/mean", "train/loss", "train/grad_norm", "eval/greedy/reward", "eval/sampled/reward"):
+            assert other[name] == pytest.approx(one[name], abs=1e-5), name
+
+
+@pytest.mark.parametrize("sections", [
+    {"schedule": {"kind": "async", "staleness": 1, "wave": 1}},
+    {"model": {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}, "freeze": ["vision"]},
+     "schedule": {"kind": "pipelined", "wave": 1}, "algorithm": {"epochs": 2}},
+], ids=["async", "pipelined-lora-epochs"])
+def test_overlapped_schedules_sample_with_the_weights_of_their_step(sections: dict[str, Any], tmp_path: Path) -> None:
+    rows = read_jsonl(run(tmp_path, **sections) / "metrics.jsonl")
+    assert len(rows) == 2
+    for row in rows:
+        assert row["train/sync/gap_max"] < 1e-5 and row["train/logprob_gap/max"] < 1e-5 and "train/sampler/weight" in row
+
+
+def test_two_processes_with_sharded_weights_sample_with_an_engine_each(tmp_path: Path) -> None:
+    vllm = {**VLLM, "probe_prompts": 1}
+    tree = run_tree(tmp_path, engine={"rollout": "vllm", "train": "fsdp2", "vllm": vllm}, train={"prompts_per_step": 4})
+    launch("torchrun", config_file(tmp_path / "two.yaml", tree), "--quiet")
+    rows = read_jsonl(tmp_path / "runs" / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["train/sync/gap_max"] < 1e-5 and row["train/logprob_gap/max"] < 1e-5 and row["train/grad_norm"] > 0
+
+
+def test_a_broken_sync_stops_the_run_in_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = SyncPlan.weights
+
+    def without_head(self: SyncPlan, source: Any, *, everything: bool) -> Any:
+        return ((n, t) for n, t in honest(self, source, everything=everything) if everything or n != "lm_head.weight")
+
+    monkeypatch.setattr(SyncPlan, "weights", without_head)
+    with pytest.raises(WeightSyncError, match="weights after a sync"):
+        run(tmp_path)
+    folder = tmp_path / "runs" / "run"
+    alarms = read_jsonl(folder / "alarms.jsonl")
+    assert [(a["step"], a["name"], a["severity"]) for a in alarms] == [(1, "weight_sync", "error")]
+    assert read_jsonl(folder / "metrics.jsonl") == [], "nothing was sampled with the old head"
+
+
+def test_settings_that_vllm_cannot_keep_are_refused(tmp_path: Path) -> None:
+    for rollout, message in (({"top_p": 0.9}, "top_p 1 and top_k 0"), ({"top_k": 5}, "truncated distribution"),
+                             ({"temperature": 2.5}, r"within \[0.01, 2\]")):
+        with pytest.raises(ConfigError, match=message):
+            run(tmp_path, next(iter(rollout)), rollout=rollout)

@@ -1,0 +1,154 @@
+"""A rollout server as a process of its own: a run that samples there, what is sent to it, and what is said when it goes away."""
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.config import load_config
+from mmrl.config_engine import VLLMConfig
+from mmrl.errors import ConfigError, RolloutError
+from mmrl.rollout import Request
+from mmrl.rollout.vllm_client import VLLMClient
+from mmrl.rollout.vllm_engine import VLLMEngine
+from mmrl.trainer import Trainer
+from mmrl.world import World
+from tests.clip_kit import loaded, policy_of
+from tests.engine_kit import ENVIRONMENT, REPO, cli, config_file, read_jsonl, tiny_folder
+from tests.rollout.vllm_kit import (
+    VLLM,
+    asked_of,
+    run_tree,
+    sampled_logps,
+    samples_of,
+    settings_of,
+    trainer_logps,
+    training_of,
+)
+
+pytestmark = pytest.mark.slow
+KEY = "a key of this test"
+PATIENCE_S = 300
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def start(folder: Path, port: int) -> subprocess.Popen[str]:
+    """`mmrl rollout-server` for the tiny model; keeps hardly any media, so that it forgets some."""
+    config = config_file(folder / "server.yaml", run_tree(folder))
+    log = (folder / "server.log").open("a")
+    return subprocess.Popen(
+        [sys.executable, "-m", "mmrl.cli.main", "rollout-server", config, f"model.path={tiny_folder()}",
+         "--port", str(port), "--media-gib", "0.0005"], cwd=REPO, env={**ENVIRONMENT, "MMRL_API_KEY": KEY}, text=True, stdout=log,
+        stderr=subprocess.STDOUT)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[str], Path]]:
+    """The address of a server, its process and its folder."""
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
+    process = start(folder, port)
+    try:
+        yield f"http://127.0.0.1:{port}", process, folder
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMRL_API_KEY", KEY)
+
+
+def client_of(url: str, **options: Any) -> VLLMClient:
+    settings = VLLMConfig(mode="server", url=url, start_s=PATIENCE_S, timeout_s=PATIENCE_S, **options)
+    return VLLMClient(settings, tiny_folder(), "float32")
+
+
+def test_a_server_answers_with_the_trainers_logps(server: tuple[str, Any, Path], tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(server[0])
+    policy = policy_of()
+    world = World(torch.device("cpu"))
+    training = training_of(policy, world, tmp_path)
+    engine = VLLMEngine(VLLMConfig(**VLLM), policy, policy, world, client, [loaded(*samples_of(tmp_path))])
+    asked = asked_of(policy, tmp_path)
+    with pytest.raises(RolloutError, match="has no weights"):
+        engine.generate(asked, settings_of())
+    assert engine.publish(training)["train/sync/gap_max"] < 1e-5
+    bodies: list[int] = []
+    once = client._once
+    monkeypatch.setattr(client, "_once", lambda method, path, body: (bodies.append(len(body)), once(method, path, body))[1])
+    first = engine.generate(asked, settings_of())
+    assert (trainer_logps(policy, asked, first) - sampled_logps(first)).abs().max() < 1e-5
+    again = engine.generate(asked, settings_of())
+    assert [[c.token_ids for c in g] for g in again] == [[c.token_ids for c in g] for g in first]
+    assert bodies[-2] < bodies[-1] / 50, "hashes alone, then all, for the small store had forgotten some"
+    small = [Request(r.prompt, 1, r.key) for r in asked[:1]]
+    engine.generate(small, settings_of())
+    del bodies[:]
+    engine.generate(small, settings_of())
+    assert len(bodies) == 1 and bodies[0] < asked[0].prompt.visuals[0].tokens * 4 * 1176, "one question, without its picture"
+
+
+def test_a_run_samples_on_the_server_and_says_when_it_is_gone(server: tuple[str, Any, Path], tmp_path: Path) -> None:
+    url, process, folder = server
+    vllm = {"mode": "server", "url": url, "start_s": PATIENCE_S, "timeout_s": PATIENCE_S, "kv_cache_gib": 0.125}
+    tree = run_tree(tmp_path, engine={"rollout": "vllm", "vllm": vllm}, train={"steps": 4})
+    config = load_config(config_file(tmp_path / "run.yaml", tree))
+
+    def killing(kind: str, payload: Any) -> None:
+        if kind == "step" and payload["step"] == 2:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait(60)
+
+    with pytest.raises(RolloutError, match=r"is gone .*start it again, then resume the run"):
+        Trainer(config, on_event=killing).fit()
+    rows = read_jsonl(tmp_path / "runs" / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["train/sync/gap_max"] < 1e-5 and row["train/logprob_gap/max"] < 1e-5 for row in rows)
+    other = start(folder, int(url.rsplit(":", 1)[1]))
+    try:
+        Trainer(config, resume=True).fit()
+        rows = read_jsonl(tmp_path / "runs" / "run" / "metrics.jsonl")
+        assert [row["step"] for row in rows] == [1, 2, 3, 4] and rows[-1]["train/sync/gap_max"] < 1e-5
+        request = urllib.request.Request(f"{url}/health", headers={"Authorization": "Bearer wrong"})
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(request, timeout=60)
+        with pytest.raises(ConfigError, match="compute in bfloat16"):
+            VLLMClient(VLLMConfig(mode="server", url=url), tiny_folder(), "bfloat16")
+        with pytest.raises(ConfigError, match="hold the model /elsewhere"):
+            VLLMClient(VLLMConfig(mode="server", url=url), "/elsewhere", "float32")
+        other.send_signal(signal.SIGTERM)
+        assert other.wait(120) == 0 and "stopped" in (folder / "server.log").read_text()
+    finally:
+        other.kill()
+        other.wait(60)
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    began = time.monotonic()
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(RolloutError, match=r"no rollout server answers at .* after engine.vllm.start_s = 1 s.*mmrl rollout-server"):
+        VLLMClient(VLLMConfig(mode="server", url=url, start_s=1), "model", "float32")
+    assert time.monotonic() - began >= 1
+    with pytest.raises(ConfigError, match=r"expected engine\.vllm\.url like http"):
+        VLLMClient(VLLMConfig(mode="server", url="ftp://there"), "model", "float32")
+    tree = run_tree(tmp_path, engine={"rollout": "vllm", "vllm": {"mode": "server", "url": url, "start_s": 1}})
+    _, err = cli("train", config_file(tmp_path / "run.yaml", tree), status=2)
+    assert "no rollout server answers" in err

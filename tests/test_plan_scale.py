@@ -1,0 +1,46 @@
+"""The planning page is what its script writes, and the arithmetic behind it holds where it can be checked by hand."""
+from __future__ import annotations
+
+import pytest
+
+from scripts.plan_scale import ASSUMED, GPUS, REPO, link_s, micro_batches, plan, recipes, render, shape_of, trained_parameters
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_committed_page_is_what_the_script_writes() -> None:
+    text = (REPO / "docs/scaling.md").read_text(encoding="utf-8")
+    assert text == render(), "python -m scripts.plan_scale writes it anew"
+    assert len(text.splitlines()) <= 200
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("Qwen2.5-VL-3B-Instruct", 3.755e9), ("Qwen2.5-VL-7B-Instruct", 8.292e9)])
+def test_shapes_add_up_to_the_published_numbers_of_parameters(name: str, numbers: float) -> None:
+    """As the hub displays them; norms and biases, which the arithmetic leaves out, are far below one percent."""
+    s = shape_of(name)
+    assert s.language + s.stored + s.vision == pytest.approx(numbers, rel=0.01)
+
+
+def test_a_step_worked_out_by_hand() -> None:
+    """Grounding, 8 prompts on each of 8 GPUs: the packed update and the gathers of FSDP2."""
+    r = recipes()[0]
+    found = plan(r, 8, 8)
+    tokens, answers = 1408 + 8 * 64, 8 * 64
+    pairs = 1408**2 / 2 + answers * (1408 + 32)
+    forward = 2 * r.shape.language * tokens + 2 * r.shape.head * answers + 4 * 36 * 2048 * pairs
+    assert found.seconds["update"] == pytest.approx(8 * 4 * forward / (989e12 * 0.35))
+    assert micro_batches(r, 8) == 1 and trained_parameters(r) == r.shape.language + r.shape.head
+    assert found.traffic["gathers"] == pytest.approx(3 * 7 / 8 * 4 * trained_parameters(r))
+    sent = found.traffic["gradients"] + found.traffic["gathers"]
+    assert found.seconds["network"] == pytest.approx(sent / (450e9 * 0.7))
+    assert found.step_s == pytest.approx(sum(found.seconds.values()))
+
+
+def test_what_grows_and_what_stays() -> None:
+    for r in recipes():
+        small, large = (plan(r, g, 8) for g in (GPUS[0], GPUS[-1]))
+        assert large.seconds["update"] == small.seconds["update"] and large.prompts == 64 * small.prompts
+        assert large.memory <= small.memory and large.generated > 10 * small.generated
+        assert 0 < small.apart[0] < 1 and small.step_s >= max(small.seconds.values())
+    constants = {k: v[0] for k, v in ASSUMED.items()}
+    assert link_s(constants, 64, 1e9) > link_s(constants, 8, 1e9)
