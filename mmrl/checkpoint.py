@@ -11,14 +11,15 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from mmrl.errors import CheckpointError
+from mmrl.errors import CheckpointError, MMRLError
 from mmrl.policy.policy import Policy
 
 __all__ = ["Checkpoints"]
@@ -94,6 +95,18 @@ class Checkpoints:
             load_optimizer(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=True))
             return json.loads((folder / "state.json").read_text(encoding="utf-8"))
         except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+            raise self.unreadable(step, error) from error
+
+    @contextmanager
+    def reading(self, step: int) -> Iterator[None]:
+        """What fails while the weights of the checkpoint of `step` are read is a CheckpointError; with step 0 it is left alone."""
+        try:
+            yield
+        except MMRLError:
+            raise
+        except Exception as error:  # safetensors has its own exception type for damaged files
+            if not step:
+                raise
             raise self.unreadable(step, error) from error
 
     def unreadable(self, step: int, error: Exception) -> CheckpointError:

@@ -29,9 +29,9 @@ class VLLMConfig(_Section):
     url: str | None = None  # of the server, e.g. http://10.0.0.2:8100; its key, if it has one: MMRL_API_KEY
     start_s: float = Field(300.0, gt=0)  # for a server to answer when the run starts
     timeout_s: float = Field(1800.0, gt=0)  # for each answer of a server: the samples of a step, or a piece of the weights
-    memory: float = Field(0.45, gt=0, lt=1)  # share of the GPU that vLLM may hold (colocated)
+    memory: float = Field(0.45, gt=0, lt=1)  # share of the GPU that vLLM may hold (colocated; a server: --memory)
     kv_cache_gib: float = Field(1.0, gt=0)  # on a CPU: room for keys and values
-    max_model_len: int | None = Field(None, ge=16)  # null: model.max_prompt_tokens + rollout.max_new_tokens
+    max_model_len: int | None = Field(None, ge=16)  # null: model.max_prompt_tokens + rollout.max_new_tokens (>= 17)
     sleep: bool = True  # colocated on a GPU: weights and keys leave it while training runs
     probe_prompts: int = Field(2, ge=1)  # prompts whose log-probs are compared after every sync of the weights
     tolerance: float | None = Field(None, gt=0)  # largest mean |vLLM - trainer| log-prob per token of the probe; beyond it the

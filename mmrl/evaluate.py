@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from mmrl.config import RunConfig
 from mmrl.data import LoadedSource
-from mmrl.errors import DataError, MediaError
+from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
 from mmrl.eval_official import run_benchmarks
 from mmrl.eval_tables import ALWAYS, Group, group_of, measured_metrics, summarize, value_of
 from mmrl.eval_views import MODE, view_gaps
@@ -88,6 +88,15 @@ class Evaluation:
                 columns[row["source"] if metric == "macro" else ""].append(value_of(row["score"], wanted))
         means = [math.fsum(values) / len(values) for values in columns.values()]
         return math.fsum(means) / len(means) if means else None
+
+    def selection(self, name: str, limit: int | None) -> float:
+        """`metric`, by which checkpoints are compared (eval.best_metric). Raises ConfigError where it was not measured."""
+        found = self.metric(name, limit)
+        if found is None:
+            measured = [f"{mode}/{metric}" for mode in ("greedy", "sampled") for metric in self.results.get(mode, {})]
+            raise ConfigError(f"expected eval.best_metric to be one of {', '.join(measured)}, found '{name}'."
+                              f"{did_you_mean(name, measured)}")
+        return found
 
 
 def evaluate(policy: Policy, engine: RolloutEngine, scorer: Scorer, sources: Sequence[LoadedSource],

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["run_identity"]
+from mmrl.errors import ConfigError
+
+__all__ = ["check_identity", "run_identity"]
 
 _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
                "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.log_reflection",
@@ -20,3 +22,11 @@ def run_identity(tree: Any, where: str = "") -> dict[str, Any]:
     if isinstance(tree, dict):
         return {k: v for name, part in tree.items() for k, v in run_identity(part, f"{where}.{name}".strip(".")).items()}
     return {where: tree}
+
+
+def check_identity(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raises ConfigError where the identity of a checkpoint is not that of the run that would resume it."""
+    changed = [f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
+    if changed:
+        raise ConfigError("cannot resume: it would no longer be the same run. Changed since the checkpoint: "
+                          f"{'; '.join(changed)}. Restore them, or start a new run (name=...)")

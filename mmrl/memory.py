@@ -62,7 +62,10 @@ class ParameterBytes:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes per device: `parts` are held throughout, `phases` for a while; `host`: in host memory, by offloading, per process."""
+    """Bytes per device: `parts` are held throughout, `phases` for a while.
+
+    host: in host memory: what is offloaded, per process, and `saved`, the main process's copy to save where vLLM samples.
+    """
 
     parts: dict[str, float]
     phases: dict[str, dict[str, float]]
@@ -72,6 +75,7 @@ class MemoryEstimate:
     prompt_tokens: int
     micro_tokens: float
     host: float = 0.0
+    saved: float = 0.0
 
     @property
     def peak(self) -> dict[str, float]:
@@ -94,6 +98,8 @@ class MemoryEstimate:
         of = f" of {available / _GIB:.{digits}f}" if available is not None else ""
         each = f" in each of {self.processes} processes ({self.engine})" if self.processes > 1 else ""
         host = f", and {self.host / _GIB:.{digits}f} GiB of host memory" if self.host else ""
+        if self.saved:
+            host += f" in the main process ({self.saved / _GIB:.{digits}f} of it the copy that is saved)"
         return (f"needs about {self.total / _GIB:.{digits}f} GiB{of}{each}{host} ({sizes}; the largest part: {largest}); assumed: "
                 f"micro-batches of {self.micro_tokens:,.0f} tokens, prompts of {self.prompt_tokens:,}")
 
@@ -176,11 +182,12 @@ def _parameters(model: str, reference: bool, kind: str) -> ParameterBytes:
     return parameter_bytes(run, config_of(section.path), kind)
 
 
-def _held(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) -> tuple[dict[str, float], float, float]:
-    """(parts held throughout, the optimizer step's own, bytes in host memory) under a training engine of n processes."""
+def _held(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) -> tuple[dict[str, float], float, float, float]:
+    """(parts held throughout, the optimizer step's own, bytes in host memory, of them the main process's copy) under a training
+    engine of n processes."""
     offload = config.engine.deepspeed.offload if engine.startswith("deepspeed") else "none"
     copies = 3 if engine.startswith("deepspeed") else 2  # two moments, and DeepSpeed's master copy of its share
-    share = n if engine in ("fsdp2", "deepspeed_zero2", "deepspeed_zero3") else 1
+    share, saved = n if engine in ("fsdp2", "deepspeed_zero2", "deepspeed_zero3") else 1, 0.0
     parts = {"weights": float(p.weights), "gradients": p.gradients / share, "optimizer": copies * p.gradients / share,
              "reference": float(p.reference)}
     if engine in ("fsdp2", "deepspeed_zero3"):
@@ -188,7 +195,10 @@ def _held(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) 
         live = 2 * p.block + p.root if engine == "fsdp2" else min(4 * config.engine.deepspeed.max_live, split)
         parts["weights"] = p.tower + split / n
         parts["gathered weights"] = live + (p.block if engine == "fsdp2" else 0)  # FSDP2: a block's whole gradients, too
-        parts["rollout copy"] = float(split)
+        if config.engine.rollout == "own" or kind == "cpu":  # vLLM samples: the copy lies in host memory (mmrl/engines/build.py)
+            parts["rollout copy"] = float(split)
+        else:
+            saved = float(split)
         if engine == "fsdp2":
             parts["reference"] = p.reference / n
     if engine.startswith("deepspeed"):
@@ -201,7 +211,7 @@ def _held(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) 
     if offload == "all":
         host += parts["weights"] - p.tower
         parts["weights"] = float(p.tower)
-    return parts, step, host
+    return parts, step, host + saved, saved
 
 
 def prompt_tokens_of(config: RunConfig, shape: Any) -> int:
@@ -257,26 +267,38 @@ def _vllm(config: RunConfig, p: ParameterBytes, kind: str, available: float | No
     return v.memory * available if kind == "cuda" and available is not None else p.weights + v.kv_cache_gib * _GIB
 
 
+def _engine_name(config: RunConfig, processes: int) -> str:
+    """The training engine. Embodied runs overlap stages in several processes, too, with whole weights (robotics/trainer.py)."""
+    from mmrl.engines.build import train_engine_name
+
+    if not hasattr(config, "env"):
+        return train_engine_name(config, processes)
+    if config.engine.train not in ("auto", "single", "ddp"):
+        raise ConfigError(f"expected engine.train auto, single or ddp in an embodied run, found {config.engine.train}; set "
+                          "engine.train: auto")
+    serial = config.schedule.model_copy(update={"kind": "serial"})
+    return train_engine_name(config.model_copy(update={"schedule": serial}), processes)
+
+
 def estimate(config: RunConfig, *, processes: int = 1, kind: Literal["cuda", "cpu"] = "cuda", prompt_tokens: int | None = None,
              available: float | None = None) -> MemoryEstimate:
     """The estimate of a run in `processes` processes with a device of `kind` each. `available`: its bytes (vLLM takes a share).
 
-    Raises ConfigError where the model's configuration cannot be read.
+    Raises ConfigError where the model's configuration cannot be read, or the training engine does not go with the run.
     """
-    from mmrl.engines.build import train_engine_name
     from mmrl.shapes import config_of
 
     shape = config_of(config.model.path)
-    engine = train_engine_name(config, processes)
+    engine = _engine_name(config, processes)
     p = _parameters(config.model.model_dump_json(), config.algorithm.kl.coef > 0 and config.model.lora is None, kind)
-    parts, step, host = _held(p, config, engine, processes, kind)
+    parts, step, host, saved = _held(p, config, engine, processes, kind)
     prompt = prompt_tokens or prompt_tokens_of(config, shape)
     phases, micro = _phases(config, shape, p, kind, processes, prompt, step, available)
     if config.engine.rollout == "vllm" and not (config.engine.vllm.sleep and kind == "cuda"):
         parts |= phases.pop("rollout")
     parts["libraries"] = float(_LIBRARIES)
     return MemoryEstimate({k: v for k, v in parts.items() if v}, phases, config.schedule.kind != "serial", processes, engine,
-                          prompt, micro.tokens, host)
+                          prompt, micro.tokens, host, saved)
 
 
 def device_memory(config: RunConfig) -> tuple[Literal["cuda", "cpu"], float]:

@@ -15,10 +15,12 @@ import torch
 
 from mmrl.algorithms import CorrectionSettings, behave_weights
 from mmrl.config import RunConfig
+from mmrl.world import World
 
 __all__ = ["OffPolicy"]
 
 _KINDS = {"stale": "train/offpolicy", "sampled": "train/sampler"}
+_COUNTS = ("tokens", "stale", *(f"{kind}/{what}" for kind in _KINDS for what in ("tokens", "weight", "masked")))
 
 
 class OffPolicy:
@@ -50,7 +52,8 @@ class OffPolicy:
         """Old log-probs and weights of tokens, of which `own_N` are the policy's and `mask_N` in the loss: where nothing is
         corrected those of the rollout, and 1."""
         old_N, weight_N = behaviour_N, torch.ones_like(proximal_N, dtype=torch.float32)
-        for kind, here_N in (("stale", stale_N), ("sampled", own_N & ~stale_N)):
+        sampled_N = own_N if self.settings["stale"].mode == "none" else own_N & ~stale_N
+        for kind, here_N in (("stale", stale_N), ("sampled", sampled_N)):
             if self.settings[kind].mode == "none":
                 continue
             found_N, masked_N = behave_weights(self.settings[kind], proximal_N, behaviour_N)
@@ -67,10 +70,12 @@ class OffPolicy:
         self._counts["tokens"] += float(mask_N.sum())
         self._counts["stale"] += float((mask_N & stale_N).sum())
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, world: World | None = None) -> dict[str, float]:
         """Of async runs the share of tokens that older weights wrote; of each kind that was corrected the mean weight and the
-        share masked."""
-        found = self._counts
+        share masked. Over all processes of `world`: collective."""
+        found = {name: self._counts[name] for name in _COUNTS}
+        if world is not None and (self.asynchronous or self.corrects_sampler):
+            found = dict(zip(_COUNTS, world.sum(list(found.values())), strict=True))
         shares = {"train/offpolicy/share": found["stale"] / max(found["tokens"], 1.0)} if self.asynchronous else {}
         for kind, name in _KINDS.items():
             if tokens := found[f"{kind}/tokens"]:

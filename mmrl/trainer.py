@@ -20,13 +20,13 @@ import torch
 
 from mmrl.alarms import Alarm, AlarmBoard
 from mmrl.checkpoint import Checkpoints
-from mmrl.cluster.run import cluster_metrics, prompt_demands, run_cluster, run_rollouts, run_scorer
+from mmrl.cluster.run import check_prompt_workers, cluster_metrics, prompt_demands, run_cluster, run_rollouts, run_scorer
 from mmrl.config import RunConfig, effective_threads
 from mmrl.data import load_sources, prompt_stream, write_rejected, write_skipped
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine, train_engine_name
-from mmrl.errors import CheckpointError, ConfigError, MMRLError, NonFiniteError, RewardError, WeightSyncError, did_you_mean
+from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError, WeightSyncError
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
-from mmrl.identity import run_identity
+from mmrl.identity import check_identity, run_identity
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.operations.beside import operating, stop_if_asked
 from mmrl.operations.restart import agree_on_checkpoint, resumes
@@ -61,6 +61,13 @@ class Trainer:
             torch.set_num_threads(threads)
         self.config, self.on_event = config, on_event or (lambda kind, payload: None)
         self.world = World(torch.device(config.model.device) if config.model.device else None, **accelerator_options(config))
+        with self.world.telling():
+            self._open(resume, overwrite)
+        self._build_engines()
+
+    def _open(self, resume: bool | Literal["auto"], overwrite: bool) -> None:
+        """The run's folder, data, policy and optimizer."""
+        config = self.config
         self.folder = RunFolder(config)
         resume = resumes(resume, self.folder.path, self.world)
         self.overwrite = overwrite and not resume
@@ -76,7 +83,6 @@ class Trainer:
         self._load_data()
         self.policy = self._load_policy()
         self.optimizer = self._build_optimizer()
-        self._build_engines()
         self.alarms = AlarmBoard(config.alarms)
         self.best: float | None = None
         self.best_step = 0
@@ -86,20 +92,14 @@ class Trainer:
 
     def _load_data(self) -> None:
         train_engine_name(self.config, self.world.size)  # what does not go together must fail before a model is loaded
+        check_prompt_workers(self.config, self.world.device.type)
         self.train_sources = load_sources(self.config.data.train, on_error=self.config.data.on_error)
         self.eval_sources = load_sources(self.config.data.eval, on_error=self.config.data.on_error, where="data.eval")
         prompt_stream(self.config, self.train_sources)  # a curriculum that does not fit the data must fail before a model is loaded
 
     def _load_policy(self) -> Any:
-        weights = self.checkpoints.path(self.start_step) if self.start_step else None
-        try:
-            return self._read_policy(weights)
-        except MMRLError:
-            raise
-        except Exception as error:  # safetensors has its own exception type for damaged files
-            if weights is None:
-                raise
-            raise self.checkpoints.unreadable(self.start_step, error) from error
+        with self.checkpoints.reading(self.start_step):
+            return self._read_policy(self.checkpoints.path(self.start_step) if self.start_step else None)
 
     def _build_optimizer(self) -> torch.optim.AdamW:
         return build_optimizer(self.policy.trainable(), self.config.optim)
@@ -111,9 +111,11 @@ class Trainer:
 
     def _build_engines(self) -> None:
         """What trains, and what samples and is saved: the policy itself, or a whole copy of it before its weights are sharded."""
-        self.actor = build_actor(self.config, self.world, self.policy)
+        with self.world.telling():
+            self.actor = build_actor(self.config, self.world, self.policy)
         self.training: TrainEngine = build_train_engine(self.config, self.world, self.policy, self.optimizer)
-        self.engine = build_rollout_engine(self.config, self.policy, self.world, self.train_sources, self.actor)
+        with self.world.telling():
+            self.engine = build_rollout_engine(self.config, self.policy, self.world, self.train_sources, self.actor)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -145,7 +147,16 @@ class Trainer:
                         timeline=self.timeline)
 
     def fit(self) -> dict[str, Any]:
-        """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do."""
+        """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do.
+
+        An error in one process ends all of them with its message, unless it arises inside a collective pass of a sharded engine.
+        """
+        if self.training.lockstep:  # who cannot follow into the engine's own collectives must not begin another one
+            return self._run()
+        with self.world.telling():
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
         with self._working(), operating(self) as self.interrupts:
             self._restore()
             trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
@@ -167,13 +178,8 @@ class Trainer:
         step = self.start_step
         if step:
             state = self.checkpoints.load_state(step, self.training.load_optimizer_state)
-            old, new = state["identity"], run_identity(self.config.model_dump(mode="json"))
             unknown = {"schedule": type(self.config.schedule)().model_dump(mode="json")}  # keys that an older checkpoint may lack
-            old = {**run_identity(unknown), **old}
-            changed = [f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
-            if changed:
-                raise ConfigError("cannot resume: it would no longer be the same run. Changed since the checkpoint: "
-                                  f"{'; '.join(changed)}. Restore them, or start a new run (name=...)")
+            check_identity({**run_identity(unknown), **state["identity"]}, run_identity(self.config.model_dump(mode="json")))
             self.alarms.load_state_dict(state["alarms"])
             self._load_state(state)
             self.best, self.best_step = state["best"], state["best_step"]
@@ -214,7 +220,7 @@ class Trainer:
         stop_if_asked(self, self.start_step, saved=True)
         for step in range(self.start_step + 1, c.train.steps + 1):
             last = step == c.train.steps
-            row = self._train_step(step) | cluster_metrics(self.cluster)
+            row = self._train_step(step) | cluster_metrics(self.cluster, self.world)
             if last or (c.eval.every and step % c.eval.every == 0):
                 row.update(self._evaluate(step, full=last))
             alarms = self._write(step, row, trackers)
@@ -236,8 +242,9 @@ class Trainer:
             self.policy.publish()
             self._fill_actor()
             self.timeline.begin_step(step)
-            groups = list(self.schedule.groups(step))
-            records, extra = self._records(step), {}
+            with self.world.telling():
+                groups = list(self.schedule.groups(step))
+                records, extra = self._records(step), {}
             update = self._update(step, groups)
             self.timeline.end_step(step)
         if self.pipeline is not None or self.config.schedule.timeline:
@@ -349,8 +356,9 @@ class Trainer:
         settings = EvalSettings(sampling_settings(self.config), e.samples, self.config.seed, None if full else e.limit,
                                 protocol=protocol_of(self.config), views=tuple(e.views))
         self._fill_actor()
-        return evaluate(self.actor, self.engine, self.scorer, self.eval_sources, settings, step=step, world=self.world,
-                        first_key=len(self.train_sources))
+        with self.world.telling():
+            return evaluate(self.actor, self.engine, self.scorer, self.eval_sources, settings, step=step, world=self.world,
+                            first_key=len(self.train_sources))
 
     def _evaluate(self, step: int, *, full: bool) -> dict[str, Any]:
         """Evaluate, write eval/step_*, and return the flat metrics that go into the step's row."""
@@ -364,11 +372,7 @@ class Trainer:
                 prompts = list(dict.fromkeys((p["source"], p["id"]) for p in evaluation.predictions))[: e.gallery]
                 write_json(self.folder.path / "gallery.json", {"prompts": [{"source": s, "id": i} for s, i in prompts]})
             self.on_event("eval", evaluation)
-        selection = evaluation.metric(e.best_metric, e.limit)  # the same samples at every step, also when all were used
-        if selection is None:
-            measured = [f"{mode}/{name}" for mode in ("greedy", "sampled") for name in evaluation.results.get(mode, {})]
-            raise ConfigError(f"expected eval.best_metric to be one of {', '.join(measured)}, found '{e.best_metric}'."
-                              f"{did_you_mean(e.best_metric, measured)}")
+        selection = evaluation.selection(e.best_metric, e.limit)  # the same samples at every step, also when all were used
         return {**flat_metrics(evaluation), "eval/selection": selection, "time/eval": time.perf_counter() - began}
 
     def _checkpoint(self, step: int, row: dict[str, Any]) -> None:

@@ -135,6 +135,7 @@ class Updater:
         self._result = UpdateResult()
         self._collected: list[Group] = []
         self._names: list[str] = []  # of the samples trained on as they came
+        self._broken: list[str] = []  # where lockstep: what is said of losses that are not finite
 
     @property
     def one_pass(self) -> bool:
@@ -184,7 +185,7 @@ class Updater:
             self._apply(total, self._names, result)
         else:
             self._train_on_all(self._collected, result)
-        result.credit = {**self.credit.metrics(), **self.offpolicy.metrics()}
+        result.credit = {**self.credit.metrics(), **self.offpolicy.metrics(self.world)}
         self._collected = []
         if self.config.schedule.kind != "serial":
             self.policy.publish()
@@ -195,8 +196,9 @@ class Updater:
     def _train_on_all(self, groups: Sequence[Group], result: UpdateResult) -> None:
         if self.config.schedule.kind != "serial":  # groups may come in any order: that of serial runs, round by round
             groups = sorted(groups, key=lambda g: (g.key[2], g.key[1]))
-        advantages = self.credit.assign(groups)
-        work = [self._prepare(g, advantages[g.key]) for g in groups]
+        with self.world.telling():
+            advantages = self.credit.assign(groups)
+            work = [self._prepare(g, advantages[g.key]) for g in groups]
         if not self.one_pass and self.offpolicy.corrects(any(any(w.stale) for w in work)):
             work = self._with_proximal(work, result)
         for epoch in range(self.config.algorithm.epochs):
@@ -236,7 +238,14 @@ class Updater:
         return list(micro_batches([w.item for w in work], self.config.train.token_budget))
 
     def _agree(self, plan: Sequence[Sequence[int]], work: Sequence[_Work]) -> tuple[int, float]:
-        """How many idle micro-batches this process adds to its plan, and the denominator of all processes. Collective."""
+        """How many idle micro-batches this process adds to its plan, and the denominator of all processes. Collective.
+
+        What is wrong with the prompts is said here, to all: inside a forward the others would wait for this process.
+        """
+        with self.world.telling():
+            self._compare_inputs(work, [w.item.prompt.fingerprint for w in work])
+            for w in work:
+                self.policy.encoder.visuals.lease(w.item.prompt.visuals, self.policy.tower())
         count, total = agree(self.world, len(plan), sum(w.share(self.settings) for w in work))
         return count - len(plan), total
 
@@ -253,7 +262,7 @@ class Updater:
         share = 0.0
         for number, (chunk, batch) in enumerate(self._packed(work, plan), 1):
             if first_pass and chunk:
-                self._compare_inputs(chunk, batch)
+                self._compare_inputs(chunk, batch.fingerprints)
             backward = self._backward if chunk else self._idle
             share += backward(chunk, batch, result, first_pass, fresh, number == len(plan))
         return share
@@ -261,15 +270,19 @@ class Updater:
     def _apply(self, total: float, names: Sequence[str], result: UpdateResult) -> None:
         """One optimizer step of the gradients summed so far, divided by the denominator of all processes."""
         norm, result.lr = self.engine.step(
-            total, self.updates, self.total_updates,
-            lambda norm: f"the gradient norm is {norm} in optimizer step {self.updates + 1}; samples: {', '.join(names[:8])}; "
-                         "lower optim.lr or resume from the last checkpoint")
+            total, self.updates, self.total_updates, lambda norm: self._failure(norm, names))
         self.updates += 1
         result.grad_norms.append(norm)
         result.denominator += total
 
-    def _compare_inputs(self, chunk: Sequence[_Work], batch: Batch) -> None:
-        for w, seen in zip(chunk, batch.fingerprints, strict=True):
+    def _failure(self, norm: float, names: Sequence[str]) -> str:
+        """What is wrong with the gradients; where lockstep every process asks, and is told of every loss."""
+        losses = [f"{text}; " for text in self.world.gather(self._broken)] if self.engine.lockstep else []
+        return (f"{''.join(losses)}the gradient norm is {norm} in optimizer step {self.updates + 1}; samples: "
+                f"{', '.join(names[:8])}; lower optim.lr or resume from the last checkpoint")
+
+    def _compare_inputs(self, chunk: Sequence[_Work], fingerprints: Sequence[str]) -> None:
+        for w, seen in zip(chunk, fingerprints, strict=True):
             if seen != w.group.fingerprint:
                 raise MismatchError(
                     f"sample {w.group.sample.id}: rollout saw tensors {w.group.fingerprint}, training is about to see "
@@ -296,9 +309,7 @@ class Updater:
             old_N, weight_N = self.offpolicy.correct(proximal_N, behaviour_N, stale_N, ~offline_N, mask_N, count=first_pass)
         loss = policy_loss(self.settings, out.logp_N, old_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N,
                            weight_N=weight_N, label_N=label_N, num_labels=len(names), offline_N=offline_N if self._mixes else None)
-        if not torch.isfinite(loss.loss):
-            raise NonFiniteError(f"the loss is {float(loss.loss)}; samples: {', '.join(w.group.sample.id for w in chunk)}")
-        self.engine.backward(loss.loss, last=last)
+        self.engine.backward(self._finite(loss.loss, chunk), last=last)
         for name, stats in zip(names, loss.by_label, strict=True):
             result.sources[name].stats += stats
         result.packed_tokens += batch.num_tokens
@@ -306,6 +317,17 @@ class Updater:
             self._observe(chunk, (out.logp_N.detach() - behaviour_N).abs(), out.entropy_N, ~offline_N, stale_N, result, fresh)
             self.offpolicy.observe(stale_N, mask_N)
         return loss.denominator
+
+    def _finite(self, loss: torch.Tensor, chunk: Sequence[_Work]) -> torch.Tensor:
+        """The loss. Raises NonFiniteError; where lockstep, whose backward the others wait for, the gradient norm becomes nan
+        instead and every process raises it in the optimizer step."""
+        if torch.isfinite(loss):
+            return loss
+        text = f"the loss is {float(loss.detach())}; samples: {', '.join(w.group.sample.id for w in chunk)}"
+        if not self.engine.lockstep:
+            raise NonFiniteError(text)
+        self._broken.append(text)
+        return loss * float("nan")
 
     def _idle(self, chunk: Sequence[_Work], batch: Batch, result: UpdateResult, first_pass: bool, fresh: bool, last: bool) -> float:
         """What `_backward` runs, for another process that has groups left: nothing is added to gradients or metrics."""

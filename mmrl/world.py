@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -116,6 +118,15 @@ class World:
             gather_object([_Stop.of(self.rank, error)])
         except RuntimeError as lost:  # they are gone
             _LOG.warning("the other processes could not be told: %s", lost)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """An error inside is told to the other processes before it is raised; what `stop` asks of its caller holds here too."""
+        try:
+            yield
+        except Exception as error:
+            self.stop(error)
+            raise
 
     def sum(self, values: list[float]) -> list[float]:
         """Elementwise sum over processes, in float64."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.cluster.session import Cluster, code_paths, ending
+from mmrl.cluster.session import Cluster, code_paths, ending, stop_if_broken
 from robotics.pool_process import WorkerHandle, Workers
 from robotics.ray_host import Answered, Ended, Hello, SimulatorHost, boot_id
 from robotics.worker import Answer, Command
@@ -91,10 +91,11 @@ class RayWorker(WorkerHandle):
             self._cluster.check("simulators")
 
     def receive(self) -> float | Answer:
-        """See WorkerHandle.receive."""
+        """See WorkerHandle.receive. Raises ClusterError when its actor cannot start."""
         try:
             found = self._ray.get(self._refs.popleft())
         except self._ray.exceptions.RayError as error:  # the actor or its node is gone
+            stop_if_broken(error, self._cluster.demands["simulators"].words)
             where = f" (process {self.hello.host_pid} on node {self.hello.node[:8]})" if self.hello is not None else ""
             self._ended = f"the Ray actor of the worker{where} ended: {ending(error)}", False
             self.host.lost = True

@@ -15,7 +15,8 @@ from mmrl.config import LoraSettings, RunConfig
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.shapes import SHAPES, meta_model, shape_config
 
-__all__ = ["Setting", "build_policy", "gpu_name", "make_clip", "make_pictures", "peak_tflops", "run_of", "update_flops"]
+__all__ = ["Setting", "build_policy", "gpu_name", "make_clip", "make_pictures", "memory_tb_s", "peak_tflops", "run_of",
+           "update_flops"]
 
 SMOKE = "smoke"  # a shape of its own: tiny, for a CPU
 
@@ -23,6 +24,10 @@ SMOKE = "smoke"  # a shape of its own: tiny, for a CPU
 PEAK_TFLOPS = {"H100 PCIe": 756.0, "H100": 989.0, "H200": 989.0, "GH200": 989.0, "H800": 989.0, "A100": 312.0, "A800": 312.0,
                "L40S": 362.0, "L40": 181.0, "L4": 121.0, "A10G": 70.0, "A10": 125.0, "A6000": 155.0, "RTX 6000 Ada": 364.0,
                "4090": 165.2, "3090": 71.0}
+# TB/s of memory, of the same data sheets.
+MEMORY_TB_S = {"H100 PCIe": 2.0, "H100 NVL": 3.9, "H100": 3.35, "H200": 4.8, "A100-SXM4-80GB": 2.039, "A100-SXM4-40GB": 1.555,
+               "L40S": 0.864, "L40": 0.864, "L4": 0.3, "A10G": 0.6, "A10": 0.6, "A6000": 0.768, "RTX 6000 Ada": 0.96,
+               "4090": 1.008, "3090": 0.936}
 
 
 @dataclass(frozen=True)
@@ -156,3 +161,8 @@ def gpu_name() -> dict[str, Any]:
 def peak_tflops(name: str) -> float | None:
     """Dense bf16 TFLOP/s of a GPU by its name; None where it is not listed."""
     return next((value for part, value in PEAK_TFLOPS.items() if part in name), None)
+
+
+def memory_tb_s(name: str) -> float | None:
+    """TB/s of a GPU's memory by its name; None where it is not listed."""
+    return None if "GH200" in name else next((value for part, value in MEMORY_TB_S.items() if part in name), None)

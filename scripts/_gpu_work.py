@@ -10,6 +10,7 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def update(setting: Setting) -> dict[str, Any]:
 
 
 def rollout(setting: Setting) -> dict[str, Any]:
-    """Tokens per second of mmrl's own engine."""
+    """Tokens per second of mmrl's own engine, and the seconds to the first token of all rows."""
     with tempfile.TemporaryDirectory() as folder:
         policy = build_policy(setting)
         requests = [Request(p, setting.group_size, (n,)) for n, p in enumerate(_prompts(policy, setting, Path(folder)))]
@@ -155,7 +156,9 @@ def rollout(setting: Setting) -> dict[str, Any]:
         with guarded(setting, row):
             row["seconds"] = timed(setting, lambda: engine.generate(requests, sampling))
             row["tokens_per_s"] = round(setting.groups * setting.group_size * setting.new_tokens / row["seconds"]["median"], 1)
-        return {"engine": "own", **row}
+            one = SamplingSettings(max_new_tokens=1)
+            row["first_seconds"] = timed(setting, lambda: engine.generate(requests, one))
+        return {"engine": "own", "prompt_tokens": requests[0].prompt.length, **row}
 
 
 def vllm(setting: Setting) -> dict[str, Any]:
@@ -171,7 +174,8 @@ def vllm(setting: Setting) -> dict[str, Any]:
         policy.base.config.architectures = [type(policy.base).__name__]
         policy.base.config.save_pretrained(model)
         policy.processor.save_pretrained(model)
-        prompts = [wire_prompt(policy, p) for p in _prompts(policy, setting, Path(folder) / "pictures")]
+        asked = _prompts(policy, setting, Path(folder) / "pictures")
+        prompts = [wire_prompt(policy, p) for p in asked]
         sampling = WireSampling(setting.group_size, 0, 1.0, setting.new_tokens, (), tuple(policy.banned.tolist()))
         row: dict[str, Any] = {"engine": "vllm"}
         with guarded(setting, row):
@@ -182,6 +186,9 @@ def vllm(setting: Setting) -> dict[str, Any]:
                 return {"engine": "vllm", "missing": str(error)}
             row["seconds"] = timed(setting, lambda: backend.generate([(p, sampling) for p in prompts]))
             row["tokens_per_s"] = round(setting.groups * setting.group_size * setting.new_tokens / row["seconds"]["median"], 1)
+            one = replace(sampling, max_tokens=1)
+            row["first_seconds"] = timed(setting, lambda: backend.generate([(p, one) for p in prompts]))
+            row["prompt_tokens"] = asked[0].length
         return row
 
 

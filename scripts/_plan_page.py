@@ -26,19 +26,21 @@ the language model's matrices, H in its output layer, V in the vision tower; d d
 - Update: F x (1 forward + 1 recomputed by gradient checkpointing + 2 backward; 1 with LoRA, which needs no gradients of weights) /
   (peak x update_share). On-policy steps take old log-probs from the same forward; a KL term adds one forward of the reference.
 - Prefill: b (2 N P + attention) / (peak x prefill_share). Tower: 2 V x 4 patches per token, once per pass that needs it.
-- Decode: waves x C_max x (2 bytes (N + H) + rows x keys and values of P + C/2 tokens) / (HBM x decode_share); rows = what
-  rollout.batch_tokens holds, waves = b G / rows. This is a batch that waits for its longest answer; async refills its places
-  instead. Weights are read in bf16 (engine.rollout vllm); the own engine samples from fp32 weights and reads twice as much.
+- Decode, engine.rollout vllm: C_max x (2 bytes (N + H) + rows x keys and values of P + C/2 tokens) / (HBM x decode_share); rows =
+  b G, all at once. This is a batch that waits for its longest answer; async refills its places instead.
+  The own engine reads fp32 weights, 4 bytes (N + H), in b G / rows waves of what rollout.batch_tokens holds: the row "own engine".
 - Simulators: b G d x seconds per chunk / env.workers, one core each.
 - Gradients, bytes sent per GPU: DDP 2 (g-1)/g x 4 bytes x trained, once; FSDP2 m (g-1)/g x 4 bytes x trained (reduce-scatter after
   each micro-batch). Gathers of FSDP2: (m x passes + 1) (g-1)/g x 4 bytes x trained; passes = forward + backward + reference; the 1
-  is the copy that samples. mmrl keeps and gathers weights in fp32 (mmrl/engines/fsdp.py), the reference is counted as if it were.
-- ZeRO-3 moves what FSDP2 moves; ZeRO-2 moves DDP's gradients, and weights once instead of m times.
+  is what vLLM gets. mmrl keeps and gathers weights in fp32 (mmrl/engines/fsdp.py), the reference is counted as if it were.
+- ZeRO-3 moves what FSDP2 moves. ZeRO-2 reduces after every micro-batch, too: gradients 2 m (g-1)/g x 4 bytes x trained (DeepSpeed
+  all-reduces its buckets), and the weights once per step, (g-1)/g x 4 bytes x trained.
 - Seconds of a collective: bytes / (min(NVLink, node x NIC) x network): all links of a node work at once. Not overlapped with the
-  update here; FSDP2 and DDP overlap a part of it, so `network` is an upper bound.
+  update here; FSDP2 overlaps a part of it (an upper bound there), mmrl's ddp none: it all-reduces once, after all micro-batches.
 - Sync to rollouts that are elsewhere: the whole model in bf16 per rollout GPU and step; in the same process (colocated) nothing
   crosses the network. Media: uint8 pixels that a GPU's prompts or decisions bring in (cache files, or frames from simulators).
-- Memory: mmrl/memory.py, what `mmrl` prints before a run starts; own rollout engine in the same process.
+- Memory: mmrl/memory.py, what `mmrl` prints before a run starts, at the recipe's own batch; vLLM in the same process holds
+  engine.vllm.memory of a GPU while it rolls out (embodied: the policy itself infers).
 - Step: rollout, update and network one after the other (schedule serial, colocated). Embodied: max(simulators, all of the GPU's
   work) (schedule pipelined).
 - Apart: async with staleness 1; x of the GPUs roll out, 1 - x train, best x in eighths: step = max(rollout + sync, simulators,
@@ -95,7 +97,8 @@ def _recipe(r: Any, weak: list[Any], strong: list[Any], trained: Callable[[Any],
     what = (f"{r.decisions} decisions per episode" if embodied else f"{r.new} new tokens at most")
     lines = [f"## {r.title}", "",
              f"`{r.file}` with {s.name} ({_si(s.language)} + {_si(s.head)} output + {_si(s.vision)} vision),",
-             f"engine.train {r.engine}: groups of {r.group}, {what}, prompts of {r.prompt:,} tokens ({r.visual:,} visual),",
+             f"engine.train {r.engine}, engine.rollout {r.config.engine.rollout}: groups of {r.group}, {what}, prompts of "
+             f"{r.prompt:,} tokens ({r.visual:,} visual),",
              f"{_si(trained(r))} trained numbers, {micro(r, weak[0].prompts / weak[0].gpus)} micro-batch(es) per GPU and step. "
              "The batch grows with the GPUs:"]
     lines += ["", *(f"- {note}" for note in r.notes)] if r.notes else []
@@ -104,6 +107,8 @@ def _recipe(r: Any, weak: list[Any], strong: list[Any], trained: Callable[[Any],
     lines.append(_row(f"prompts, {unit}", [f"{p.prompts:,.0f}, {p.prompts * r.group:,.0f}" for p in weak]))
     lines.append(_row("memory per GPU, GiB of 80", [f"{p.memory:.0f}" for p in weak]))
     lines += [_row(f"{name}, s", [_seconds(p.seconds[name]) for p in weak]) for name in weak[0].seconds if weak[-1].seconds[name]]
+    if all(p.own for p in weak):
+        lines.append(_row("own engine instead: decode, s (waves)", [f"{_seconds(p.own[1])} ({p.own[0]})" for p in weak]))
     lines.append(_row("**step, s**", [f"**{_seconds(p.step_s)}**" for p in weak]))
     lines.append(_row("generated tokens/s, all GPUs", [_si(p.generated) for p in weak]))
     lines.append(_row("trained tokens/s, all GPUs (as G (P + C))", [_si(p.trained) for p in weak]))

@@ -11,6 +11,7 @@ the GPU, says so in its row. Groups share a prompt of one 1280-token picture and
              FLOPs that the system's own tokens need, without recomputation, over the maker's dense bf16 figure; completion tokens/s
              compares the systems; `step` is the peak of whole optimizer steps, beside the estimate
     rollout  sampled tokens per second of mmrl's engine; vllm: of vLLM, where it is installed
+    plan     of each model, the shares of peak and of bandwidth that scripts/plan_scale.py plans with (scripts/_gpu_plan.py)
     cache    seconds until a 16-frame 720p clip's features are there, by what is kept
 """
 from __future__ import annotations
@@ -29,7 +30,8 @@ from typing import Any
 from mmrl.errors import MMRLError
 from mmrl.versions import versions
 from scripts import _bench as bench
-from scripts._gpu_kit import SMOKE, Setting, gpu_name, peak_tflops, run_of
+from scripts._gpu_kit import SMOKE, Setting, gpu_name, memory_tb_s, peak_tflops, run_of
+from scripts._gpu_plan import plan_shares
 
 __all__ = ["main", "plan"]
 
@@ -115,6 +117,7 @@ def _arguments() -> argparse.Namespace:
                         default=["update", "rollout", "vllm", "cache"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peak-tflops", type=float, help="dense bf16 figure of a GPU that is not listed in scripts/_gpu_kit.py")
+    parser.add_argument("--memory-tb-s", type=float, help="bandwidth of its memory, TB/s")
     parser.add_argument("--timeout", type=float, default=1200, help="seconds of one row")
     parser.add_argument("--out", type=Path, help="default: assets/results/bench_gpu.json")
     parser.add_argument("--smoke", action="store_true", help="tiny shape on the CPU; needs --out")
@@ -128,7 +131,7 @@ def _arguments() -> argparse.Namespace:
 def _smoke(out: Path) -> int:
     tiny = Setting(SMOKE, device="cpu", groups=2, group_size=2, new_tokens=4, pixels=20000, token_budget=128, repeats=1, warm_up=0)
     rows = measure(plan([SMOKE], ["flex"], ["update", "rollout", "cache"], tiny), None, None, 0)
-    print(_write(out, {"smoke": True, "rows": rows}))
+    print(_write(out, {"smoke": True, "plan": plan_shares(rows, tiny, None, None), "rows": rows}))
     return 0
 
 
@@ -163,8 +166,9 @@ def main() -> int:
     except MMRLError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    setting = asdict(replace(Setting(""), repeats=arguments.repeats))
-    print(_write(arguments.out, {"gpu": gpu, "peak_tflops_bf16": peak, "setting": setting, "rows": rows}))
+    setting, bandwidth = replace(Setting(""), repeats=arguments.repeats), arguments.memory_tb_s or memory_tb_s(gpu["name"])
+    print(_write(arguments.out, {"gpu": gpu, "peak_tflops_bf16": peak, "memory_tb_s": bandwidth, "setting": asdict(setting),
+                                 "plan": plan_shares(rows, setting, peak, bandwidth), "rows": rows}))
     return 0
 
 

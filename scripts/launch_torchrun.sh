@@ -10,19 +10,22 @@
 #   --nodes N or MIN:MAX   nodes; with a range the run goes on with fewer, and takes more in (default 1)
 #   --gpus N               processes on this node (default: its GPUs, or 1)
 #   --rdzv HOST:PORT       where the nodes meet: an address of one of them and a free port (default: this node alone)
-#   --id NAME              the same on all nodes of a launch; keeps launches at one address apart (default mmrl)
+#   --id NAME              the same on all nodes of a launch; keeps launches apart (default: made of --rdzv and what stands after --)
 #   --rank R               number of this node, 0 on the node that --rdzv names: fixed ranks, no elasticity
 #   --restarts N           restarts after a process died (default 3)
-#   --grace S              seconds between SIGTERM and SIGKILL for the step at hand and its checkpoint (default 120; recent torch)
+#   --grace S              seconds between SIGTERM and SIGKILL for the step at hand and its checkpoint (default 120; recent torch);
+#                          sets operations.grace_s 20 s lower, unless the recipe or a section.key=value says it
 #   --address HOST         how the other nodes reach this one, where its host name does not resolve
 #   --interface NAME       network interface for NCCL and gloo, for example ib0 or eth0
 #   --dry-run              print the command and stop
+#
+# Asked to end (SIGTERM to this process), the workers write their checkpoint and end with 143; torchrun then ends with status 1.
 set -euo pipefail
 
 usage() { awk 'NR > 1 && /^#/ { sub(/^# ?/, ""); print; next } NR > 1 { exit }' "${BASH_SOURCE[0]}"; }
 die() { echo "error: $1; see --help" >&2; exit 2; }
 
-nodes=1 gpus="" rdzv="" id=mmrl rank="" restarts=3 grace=120 address="" interface="" dry=""
+nodes=1 gpus="" rdzv="" id="" rank="" restarts=3 grace=120 address="" interface="" dry=""
 while [ $# -gt 0 ]; do
   case "$1" in
     --nodes|--gpus|--rdzv|--id|--rank|--restarts|--grace|--address|--interface)
@@ -51,6 +54,14 @@ if [ "$nodes" != 1 ] && [ -z "$rdzv" ]; then die "expected --rdzv HOST:PORT with
 if [ -n "$rdzv" ] && ! [[ "$rdzv" =~ ^.+:[0-9]+$ ]]; then die "expected --rdzv HOST:PORT, found '$rdzv'"; fi
 if [ -n "$rank" ] && [[ "$nodes" == *:* ]]; then die "expected a fixed number of --nodes with --rank, found '$nodes'"; fi
 
+if [ "${grace:=120}" -lt 2 ]; then die "expected --grace of 2 s or more, found '$grace'"; fi
+# Two launches must not share a name: the lock of a run's folder goes by it.
+if [ -z "$id" ]; then id="mmrl-$(printf '%s\0' "$rdzv" "$@" | cksum | cut -d ' ' -f 1)"; fi
+grace_given=""
+for word in "$@"; do
+  if [[ "$word" == operations.grace_s=* ]] || { [ -f "$word" ] && grep -q '^[^#]*\bgrace_s:' "$word"; }; then grace_given=yes; fi
+done
+
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 python="${MMRL_PYTHON:-$([ -x "$here/.venv/bin/python" ] && echo "$here/.venv/bin/python" || echo python3)}"
 if [ -z "$gpus" ]; then
@@ -66,7 +77,10 @@ else
   command+=(--rdzv-backend c10d --rdzv-endpoint "$rdzv" --rdzv-id "$id")
 fi
 if [ -n "$address" ]; then command+=(--local-addr "$address"); fi
-command+=(-m mmrl.cli.main train "$@" --auto-resume)
+command+=(-m mmrl.cli.main train "$@")
+# mmrl gives the step up, with a message, before torchrun kills it without one
+if [ -z "$grace_given" ]; then command+=("operations.grace_s=$((grace > 40 ? grace - 20 : grace / 2))"); fi
+command+=(--auto-resume)
 
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="$grace"  # torch that does not know it waits 30 s

@@ -117,6 +117,7 @@ class Plan:
     trained: float = 0.0
     step_s: float = 0.0
     bound: str = ""
+    own: tuple[int, float] | None = None  # decoding with the own engine: waves, seconds
     apart: tuple[float, float] = (0.0, 0.0)  # share of GPUs that roll out in the best split, its speed relative to step_s
 
 
@@ -148,11 +149,29 @@ def measured_gpu() -> dict[str, dict[str, float]]:
             for m, row in found.items()}
 
 
-def _decode_s(r: Recipe, c: dict[str, float], rows: float, tokens: float) -> float:
-    """Seconds to write `tokens` per row, `rows` at a time: each token reads the weights once and every row's keys and values."""
-    s = r.shape
-    step = (2 * (s.language + s.head) + s.kv_bytes * rows * (r.prompt + r.mean_new / 2)) / (c["hbm"] * c["decode_share"])
-    return tokens * step
+def decode_bytes(s: Shape, rows: float, length: float, weight: int = 2) -> float:
+    """Bytes that one token of each of `rows` rows reads: the weights once, every row's keys and values of `length` tokens."""
+    return weight * (s.language + s.head) + s.kv_bytes * rows * length
+
+
+def _decode_s(r: Recipe, c: dict[str, float], rows: float, weight: int = 2) -> float:
+    """Seconds until the longest of `rows` answers is written."""
+    return r.new * decode_bytes(r.shape, rows, r.prompt + r.mean_new / 2, weight) / (c["hbm"] * c["decode_share"])
+
+
+def own_decode(r: Recipe, prompts: float) -> tuple[int, float]:
+    """(waves, seconds) of the own engine, which is not the one that is planned: fp32 weights, rollout.batch_tokens at a time."""
+    all_rows = prompts * ASSUMED["attempts"][0] * r.group
+    rows = min(all_rows, max(r.group, r.config.rollout.batch_tokens // (r.prompt + r.new)))
+    waves = math.ceil(all_rows / rows)
+    return waves, waves * _decode_s(r, _constants(r.shape.name), rows, 4)
+
+
+def vllm_rows(r: Recipe) -> float:
+    """Rows whose keys and values have room beside bf16 weights in vLLM's share of a GPU."""
+    s, share = r.shape, r.config.engine.vllm.memory
+    room = ASSUMED["hbm_gib"][0] * _GIB * share - 2 * (s.language + s.stored + s.vision)
+    return room / (s.kv_bytes * (r.prompt + r.new))
 
 
 def _rollout_s(r: Recipe, c: dict[str, float], prompts: float) -> dict[str, float]:
@@ -165,10 +184,8 @@ def _rollout_s(r: Recipe, c: dict[str, float], prompts: float) -> dict[str, floa
         infer = _forward(r, tokens=(r.prompt + r.new) * r.group, answers=r.new * r.group, copies=r.group) * b / compute
         workers = min(float(r.config.env.workers), c["cores"])  # type: ignore[attr-defined]
         return {"tower": n * tower / compute, "infer": infer, "simulate": n * r.chunk_s / workers}
-    rows = min(b * r.group, max(r.group, r.config.rollout.batch_tokens // (r.prompt + r.new)))
-    waves = math.ceil(b * r.group / rows)
     prefill = b * (2 * r.shape.language * r.prompt + 2.0 * r.shape.layers * r.shape.attention * r.prompt**2) / compute
-    return {"tower": b * tower / compute, "prefill": prefill, "decode": waves * _decode_s(r, c, rows, r.new)}
+    return {"tower": b * tower / compute, "prefill": prefill, "decode": _decode_s(r, c, b * r.group)}
 
 
 def _update_s(r: Recipe, c: dict[str, float], prompts: float) -> dict[str, float]:
@@ -202,11 +219,14 @@ def _traffic(r: Recipe, gpus: int, prompts: float) -> dict[str, float]:
     share, trained = (gpus - 1) / gpus, trained_parameters(r)
     whole = 2 * (r.shape.language + r.shape.stored + r.shape.vision)
     media = prompts * r.media_bytes * (r.decisions * r.group if r.embodied else 1)
+    one = share * 4 * trained  # what a reduce-scatter or a gather of everything trained sends
     if r.engine == "ddp":
-        return {"gradients": 2 * share * 4 * trained, "gathers": 0.0, "sync": whole, "media": media}
+        return {"gradients": 2 * one, "gathers": 0.0, "sync": whole, "media": media}
     m = micro_batches(r, prompts)
+    if r.engine == "deepspeed_zero2":  # all-reduces its buckets (use_multi_rank_bucket_allreduce) and keeps its share of them
+        return {"gradients": m * 2 * one, "gathers": one, "sync": whole, "media": media}
     passes = 2 + (1 if r.config.algorithm.kl.coef > 0 else 0)  # forward and backward, and the reference's forward
-    return {"gradients": m * share * 4 * trained, "gathers": (m * passes + 1) * share * 4 * trained, "sync": whole, "media": media}
+    return {"gradients": m * one, "gathers": (m * passes + 1) * one, "sync": whole, "media": media}
 
 
 def link_s(c: dict[str, float], gpus: int, size: float) -> float:
@@ -235,8 +255,8 @@ def plan(r: Recipe, gpus: int, prompts_per_gpu: float) -> Plan:
     found.generated = completions * r.mean_new / found.step_s
     found.trained = completions * (r.prompt + r.mean_new) / found.step_s
     found.apart = _apart(r, c, gpus, prompts_per_gpu, found.step_s)
-    processes = 1 if r.embodied else gpus  # DDP holds everything everywhere
-    found.memory = _memory(r.file, processes)
+    found.memory = _memory(r.file, gpus)
+    found.own = None if r.embodied else own_decode(r, prompts_per_gpu)
     return found
 
 
@@ -244,7 +264,7 @@ def plan(r: Recipe, gpus: int, prompts_per_gpu: float) -> Plan:
 def _memory(file: str, processes: int) -> float:
     """GiB per GPU of the recipe with this file."""
     config = next(r.config for r in recipes() if r.file == file)
-    return estimate(config, processes=processes, kind="cuda").total / _GIB
+    return estimate(config, processes=processes, kind="cuda", available=ASSUMED["hbm_gib"][0] * _GIB).total / _GIB
 
 
 def _apart(r: Recipe, c: dict[str, float], gpus: int, prompts: float, step_s: float) -> tuple[float, float]:
@@ -269,8 +289,8 @@ def _apart(r: Recipe, c: dict[str, float], gpus: int, prompts: float, step_s: fl
 def recipes() -> list[Recipe]:
     """The three that are planned, from their files in configs/."""
     three, seven = "Qwen2.5-VL-3B-Instruct", "Qwen2.5-VL-7B-Instruct"
-    grounding = load_config(REPO / "configs/grounding.yaml", ["engine.train=fsdp2"])
-    video = load_config(REPO / "configs/video_qa.yaml", [f"model.path=Qwen/{seven}", "engine.train=fsdp2"])
+    grounding = load_config(REPO / "configs/grounding.yaml", ["engine.train=fsdp2", "engine.rollout=vllm"])
+    video = load_config(REPO / "configs/video_qa.yaml", [f"model.path=Qwen/{seven}", "engine.train=fsdp2", "engine.rollout=vllm"])
     libero = load_embodied(REPO / "configs/libero.yaml", [f"model.path=Qwen/{seven}"])
     frames, pixels = video.data.video.num_frames or 16, video.data.video.max_pixels or 0
     clip = int(frames * pixels / 784 / 2)

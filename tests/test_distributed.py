@@ -159,3 +159,29 @@ def test_resume_in_two_processes(tmp_path: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step_000003")
     launch("torchrun", config, "name=two", "train.keep_last=9", "--resume")
     compare(one, run)
+
+
+def test_what_breaks_in_one_process_ends_the_other(tmp_path: Path) -> None:
+    """Under ddp each waits for the other between two steps, under fsdp2 in every forward and backward as well."""
+    jobs = [("ddp", "loss"), ("ddp", "fingerprint"), ("fsdp2", "loss"), ("fsdp2", "infinite"), ("fsdp2", "fingerprint"),
+            ("fsdp2", "media"), ("fsdp2", "rollout")]
+    config = config_file(tmp_path / "c.yaml", merge(make(tmp_path, "mixed"), {"eval": {"every": 0}, "data": {"eval": []}}))
+    out = launch("torchrun", config, json.dumps(jobs), program=("tests.stopping_worker",))
+    said = [json.loads(line.removeprefix("ended ")) for line in out.splitlines() if line.startswith("ended ")]
+    found = {(engine, kind, rank): text for engine, kind, rank, text in said}
+    assert len(found) == 2 * len(jobs), out
+    expected = {"loss": ("NonFiniteError", "the loss is nan"), "infinite": ("NonFiniteError", "the loss is inf"),
+                "fingerprint": ("MismatchError", "rollout saw tensors of another picture"),
+                "media": ("M", "a.png: expected a picture, found none"), "rollout": ("RolloutError", "the sampler is gone")}
+    for engine, kind in jobs:
+        error, text = expected[kind]
+        together = engine == "fsdp2" and error == "NonFiniteError"  # both find it in the gradient norm
+        for rank in (0, 1):
+            end = found[engine, kind, rank]
+            assert end.startswith(error) and text in end, (engine, kind, rank, end)
+            assert ("process 1 of 2 stopped: " in end) == (rank == 0 and not together), (engine, kind, rank, end)
+            assert ("the gradient norm is nan" in end) == together
+        run = tmp_path / "runs" / f"{engine}-{kind}"
+        alarms = [(a["step"], a["name"]) for a in read_jsonl(run / "alarms.jsonl")]
+        assert alarms == ([(1, "non_finite")] if error == "NonFiniteError" else []), (engine, kind)
+        assert json.loads((run / "run.json").read_text())["status"] == "failed"

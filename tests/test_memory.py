@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from mmrl.cli.main import app
 from mmrl.cli.memory import memory_command
+from mmrl.cli.run import run_config
 from mmrl.config import LoraSettings, ModelConfig, RunConfig
 from mmrl.errors import ConfigError
 from mmrl.memory import MemoryEstimate, announce_memory, estimate, micro_batch, parameter_bytes, prompt_tokens_of
@@ -26,7 +27,7 @@ from mmrl.policy.policy import Policy
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.shapes import config_of, meta_model, shape_config
-from tests.engine_kit import config_file, small_run
+from tests.engine_kit import REPO, config_file, small_run
 
 GIB = 2**30
 SIZES = {"P": 300, "C": 64, "G": 4, "M": 3}
@@ -238,6 +239,25 @@ def test_engines_share_out_what_they_share_out() -> None:
     assert offloaded.host > 0 and "optimizer" not in offloaded.parts and offloaded.parts["weights"] == tower
 
 
+def test_vllm_leaves_the_whole_copy_in_the_main_process_host_memory() -> None:
+    own, sampled = (estimate(full("fsdp2", rollout=engine), processes=8, available=80 * GIB) for engine in ("own", "vllm"))
+    copy = own.parts["rollout copy"]
+    assert {**sampled.parts, "rollout copy": copy} == own.parts and sampled.host == sampled.saved == copy and own.host == 0
+    assert "GiB of host memory in the main process" in sampled.line() and "host memory" not in own.line()
+
+
+def test_embodied_runs_are_pipelined_in_several_processes() -> None:
+    file = REPO / "configs" / "libero.yaml"
+    config = run_config(file, [])
+    assert config.schedule.kind == "pipelined"
+    found = estimate(config, processes=8)
+    assert found.engine == "ddp" and found.overlap and estimate(config).engine == "single"
+    with pytest.raises(ConfigError, match="auto, single or ddp in an embodied run, found fsdp2"):
+        estimate(run_config(file, ["engine.train=fsdp2"]), processes=8)
+    out = CliRunner().invoke(app, ["memory", str(file), "--processes", "8", "--gpu-gib", "80"], catch_exceptions=False).output
+    assert "GiB of 80.0 in each of 8 processes (ddp)" in out, out
+
+
 def test_settings_that_save_memory_do() -> None:
     base = full()
     plain = estimate(base)
@@ -297,6 +317,13 @@ def test_the_command_needs_no_weights(tmp_path: Path, capsys: pytest.CaptureFixt
     asked += ["--processes", "8", "--gpu-gib", "80"]
     out = CliRunner().invoke(app, asked, catch_exceptions=False).output
     assert re.search(r"needs about \d+\.\d GiB of 80\.0 in each of 8 processes \(deepspeed_zero3\)", out), out
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("preset: {gpu_gib: 70, gpus: 4, models: [], recipes: []}\nengine: {train: fsdp2}\n")
+    asked = ["memory", file, "--preset", str(preset)]
+    out = CliRunner().invoke(app, asked, catch_exceptions=False).output
+    assert re.search(r"of 70\.0 in each of 4 processes \(fsdp2\)", out), out
+    out = CliRunner().invoke(app, [*asked, "--processes", "2", "--gpu-gib", "30"], catch_exceptions=False).output
+    assert re.search(r"of 30\.0 in each of 2 processes \(fsdp2\)", out), out
     memory_command(Path(file), ["model.lora={r: 8}"], processes=1, gpu_gib=16, prompt_tokens=None)
     assert "out of memory" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"expected model.path to be a folder with a config.json, .* or one of Qwen2-VL-2B"):

@@ -369,6 +369,7 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
     one = made(tmp_path / "one", train={"steps": 2, "prompts_per_step": 4})
     one.fit()
     other = made(tmp_path / "two", train={"steps": 2, "prompts_per_step": 4})
+    other.folder.lock.release()  # the folder is the launched run's
     launch("torchrun", str(tmp_path / "two" / "c.yaml"))
     compare(one, other.folder.path)
 
@@ -376,5 +377,6 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_line_trains_with_demonstrations(tmp_path: Path) -> None:
     made = trainer(tmp_path, {"per_group": 1, "gold": True}, [{}] * 3)
+    made.folder.lock.release()  # the folder is the command's
     cli("train", str(tmp_path / "c.yaml"))
     assert metrics(made)[-1]["train/offline/reward"] == 1.0

@@ -1,8 +1,10 @@
 """Locks of run folders, signals, restarts and metrics, each with real processes, signals and scrapes."""
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from mmrl.alarms import Alarm
 from mmrl.config_engine import OperationsConfig
 from mmrl.errors import ConfigError, MissingExtraError
 from mmrl.operations.interrupts import Interrupted, Interrupts
 from mmrl.operations.lock import RunLock
-from mmrl.operations.prometheus import metric_name, metrics_endpoint
+from mmrl.operations.prometheus import ALARMS, RunCollector, metric_name, metrics_endpoint
 from mmrl.operations.restart import resumes
 from mmrl.world import World
 from tests.engine_kit import ENVIRONMENT, REPO
@@ -133,6 +136,59 @@ def test_a_holder_that_was_taken_over_is_told_and_does_not_remove_the_new_lock(t
     assert path.exists()
 
 
+def test_a_lock_that_was_replaced_after_it_was_judged_stale_stays(tmp_path: Path) -> None:
+    class Late(RunLock):
+        def _stale(self, holder: dict[str, Any]) -> bool:
+            verdict = super()._stale(holder)
+            foreign(tmp_path / "one", 0, host="node18", token="new")  # another host was faster
+            return verdict
+
+    path = foreign(tmp_path / "one", 1000)
+    with pytest.raises(ConfigError, match="process 4242 on node18"):
+        Late(tmp_path / "one").acquire()
+    assert json.loads(path.read_text())["token"] == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_lock_that_cannot_be_read_for_a_while_ends_neither_the_run_nor_its_beats(tmp_path: Path,
+                                                                                capfd: pytest.CaptureFixture[str]) -> None:
+    lock = RunLock(tmp_path / "one", beat_s=0.01)
+    lock.acquire()
+    aside = lock.path.rename(tmp_path / "aside")
+    lock.path.mkdir()  # reading it raises an OSError
+    lock.check()
+    lock.check()
+    assert capfd.readouterr().err.count("warning: cannot read the run's lock") == 1
+    time.sleep(0.1)
+    lock.path.rmdir()
+    aside.rename(lock.path)
+    os.utime(lock.path, (0, 0))
+    deadline = time.monotonic() + 60
+    while lock.path.stat().st_mtime < 1e9 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert lock.path.stat().st_mtime > 1e9
+    lock.check()
+    lock.release()
+    assert not lock.path.exists()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links_locks_too(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number), str(target))
+
+    monkeypatch.setattr(os, "link", link)
+    lock = RunLock(tmp_path / "one")
+    foreign(tmp_path / "one", 1000)
+    lock.acquire()
+    lock.check()
+    assert json.loads(lock.path.read_text())["pid"] == os.getpid() and list(tmp_path.iterdir()) == [lock.path]
+    lock.release()
+    path = foreign(tmp_path / "one", 0)
+    with pytest.raises(ConfigError, match="node17"):
+        lock.acquire()
+    assert json.loads(path.read_text())["token"] == "t"
+
+
 def test_beats_show_life(tmp_path: Path) -> None:
     lock = RunLock(tmp_path / "one", beat_s=0.01)
     lock.acquire()
@@ -156,32 +212,65 @@ def test_a_signal_ends_the_run_after_a_whole_step_with_its_checkpoint(number: si
     assert signal.getsignal(number) == before
 
 
+TWICE = """
+import sys
+from mmrl.operations.interrupts import Interrupted, Interrupts
+from mmrl.world import World
+try:
+    with Interrupts(600) as interrupts:
+        print("step", flush=True)
+        sys.stdin.readline()
+        interrupts.stop_if_asked(World(), 5, lambda: 5, lambda: print("saved", flush=True))
+except Interrupted as stop:
+    print(stop, flush=True)
+    raise SystemExit(stop.status)
+"""
+
+
+def test_a_signal_that_is_delivered_twice_is_one_request() -> None:
+    """As under torchrun where the manager signals the whole tree."""
+    process = subprocess.Popen([sys.executable, "-c", TWICE], cwd=REPO, env=ENVIRONMENT, text=True, stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE)
+    try:
+        assert said(process) == "step\n"
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)  # two that are pending at a time are one
+        out, _ = process.communicate("the step ends\n", timeout=300)
+        assert process.returncode == 143 and "saved" in out and "SIGTERM: ended after step 5; its checkpoint is written" in out
+    finally:
+        end(process)
+
+
 STUCK = """
-import ctypes, subprocess, sys
+import ctypes, signal, subprocess, sys
 from mmrl.operations.interrupts import Interrupts
+signal.signal(signal.SIGINT, signal.default_int_handler)      # a shell may have started all this with SIGINT ignored
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-with Interrupts(float(sys.argv[1]), lambda name: print("abandoned", name, flush=True)):
+with Interrupts(float(sys.argv[1]), lambda name: print("abandoned", name, flush=True), repeat_s=float(sys.argv[2])):
     print(child.pid, flush=True)
     mutex, lock = ctypes.create_string_buffer(256), ctypes.CDLL(None).pthread_mutex_lock
     lock(mutex), lock(mutex)      # for ever inside C, as in a collective whose peer is gone: no signal handler runs
 """
 
 
-@pytest.mark.parametrize("second", [False, True], ids=["the grace period ends", "a second signal comes"])
-def test_a_step_that_hangs_is_given_up_with_its_children(second: bool) -> None:
+@pytest.mark.parametrize(("second", "repeat_s"), [(None, 10), (signal.SIGINT, 600), (signal.SIGUSR1, 0.1)],
+                         ids=["the grace period ends", "SIGINT comes", "a second request comes later"])
+def test_a_step_that_hangs_is_given_up_with_its_children(second: signal.Signals | None, repeat_s: float) -> None:
     import psutil
 
-    process = subprocess.Popen([sys.executable, "-c", STUCK, "600" if second else "0.3"], cwd=REPO, env=ENVIRONMENT, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", STUCK, "600" if second else "0.3", str(repeat_s)], cwd=REPO, env=ENVIRONMENT,
+                               text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         child = int(said(process))
         process.send_signal(signal.SIGTERM)
-        if second:
+        deadline = time.monotonic() + 60
+        while second and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.3)
-            process.send_signal(signal.SIGUSR1)
+            process.send_signal(second)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 143 and out == "abandoned SIGTERM\n"
-        assert ("a second signal (SIGUSR1)" if second else "operations.grace_s = 0.3") in err and "--resume" in err
+        assert (f"a second signal ({second.name})" if second else "operations.grace_s = 0.3") in err and "--resume" in err
         assert not psutil.pid_exists(child)
     finally:
         end(process)
@@ -212,6 +301,20 @@ def test_only_what_this_launch_began_is_resumed_unasked(tmp_path: Path, monkeypa
 def test_names_of_metrics() -> None:
     assert metric_name("train/logprob_gap/mean") == "mmrl_train_logprob_gap_mean"
     assert metric_name("eval/sampled/acc@0.5") == "mmrl_eval_sampled_acc_0_5"
+
+
+def test_every_alarm_is_a_series_from_the_start() -> None:
+    written = "".join((REPO / "mmrl" / name).read_text(encoding="utf-8") for name in ("alarms.py", "trainer.py", "errors.py"))
+    names = set(re.findall(r'Alarm\(\s*step, "(\w+)"', written)) | set(re.findall(r'^    alarm = "(\w+)"', written, re.MULTILINE))
+    assert len(names) > 5 and names <= set(ALARMS)
+    collector = RunCollector("r", 0)
+
+    def counts() -> dict[str, float]:
+        return {s.labels["name"]: s.value for f in collector.collect() for s in f.samples if s.name == "mmrl_alarms_total"}
+
+    assert counts() == dict.fromkeys(ALARMS, 0.0)
+    collector.hear("alarm", Alarm(3, "logprob_gap", "far"))
+    assert counts() == {**dict.fromkeys(ALARMS, 0.0), "logprob_gap": 1.0}
 
 
 def test_a_port_that_is_taken_and_a_missing_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,8 @@ def test_a_scraped_command_with_workers_ends_by_a_signal_to_its_group_and_goes_o
             Trainer(load_config(str(tmp_path / "cut.yaml")), resume="auto")
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
-        os.killpg(process.pid, signal.SIGTERM)
+        for _ in range(2):  # as where the manager and torchrun's agent both signal
+            os.killpg(process.pid, signal.SIGTERM)
         _, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 143, err
         assert "SIGTERM: ended after step" in err and "its checkpoint is written; continue with --resume" in err
@@ -212,7 +213,7 @@ def test_a_killed_process_is_restarted_with_the_others_and_the_run_completes(one
 
 SRUN = """#!/usr/bin/env bash
 # Like srun with one task per node of 127.0.0.1's two: runs the command for each, remembers them for scancel, fails if one fails.
-shift  # --kill-on-bad-exit=0
+while [[ "$1" == --* ]]; do shift; done
 for node in 0 1; do SLURM_NODEID=$node SLURM_PROCID=$node setsid "$@" & echo $! >> "$FAKE/tasks"; done
 status=0
 for task in $(jobs -p); do wait "$task" || status=$?; done
@@ -248,7 +249,7 @@ def test_two_nodes_under_slurm_save_themselves_are_queued_again_and_complete(one
         try:
             if asked_to_end:
                 waited(lambda: rows_of(two) >= 3, process)
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGUSR1)
             return process.wait(timeout=PATIENCE_S), process.communicate(timeout=60)[0]
         finally:
             stop_all(process)
@@ -264,6 +265,34 @@ def test_two_nodes_under_slurm_save_themselves_are_queued_again_and_complete(one
     assert (tmp_path / "audit.log").read_text() == ""
 
 
+TASKS = """#!/usr/bin/env bash
+echo "$*" > "$FAKE/asked"
+trap 'exit 143' TERM
+echo $$ > "$FAKE/tasks.new"; mv "$FAKE/tasks.new" "$FAKE/tasks"
+while true; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_the_batch_script_queues_again_what_slurm_ends_and_not_what_is_cancelled(number: signal.Signals, tmp_path: Path) -> None:
+    for name, text in (("srun", TASKS), ("scancel", SCANCEL), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FAKE": str(tmp_path), "SLURM_SUBMIT_DIR": str(REPO),
+                   "SLURM_JOB_ID": "77", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "local[0-1]", "SLURM_CPUS_PER_TASK": "6"}
+    process = subprocess.Popen(["bash", str(REPO / "scripts/slurm_train.sbatch"), "c.yaml"], cwd=REPO, env=environment, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        waited((tmp_path / "tasks").exists, process)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        stop_all(process)
+    assert process.returncode == 143 and (tmp_path / "requeued").exists() == (number == signal.SIGUSR1), out
+    asked = (tmp_path / "asked").read_text()
+    assert asked.startswith("--kill-on-bad-exit=0 --cpus-per-task=6 bash ") and "--grace 120 -- c.yaml" in asked
+
+
 def test_wrong_arguments_of_the_launch_script_are_named() -> None:
     def launch(*arguments: str) -> tuple[int, str]:
         done = subprocess.run(["bash", str(REPO / "scripts/launch_torchrun.sh"), *arguments], capture_output=True, text=True,
@@ -273,4 +302,25 @@ def test_wrong_arguments_of_the_launch_script_are_named() -> None:
     assert "--nodes 2" in launch("--nodes", "2", "--", "c.yaml")[1]
     assert launch("c.yaml")[0] == launch("--nodes", "two", "--", "c.yaml")[0] == launch("--rank")[0] == 2
     status, out = launch("--dry-run", "--nodes", "1:4", "--gpus", "8", "--rdzv", "n0:29500", "--", "c.yaml", "name=a b")
-    assert status == 0 and "--nnodes 1:4 --nproc-per-node 8" in out and r"train c.yaml name=a\ b --auto-resume" in out
+    assert status == 0 and "--nnodes 1:4 --nproc-per-node 8" in out
+    assert r"train c.yaml name=a\ b operations.grace_s=100 --auto-resume" in out
+
+
+def test_the_launch_script_gives_the_step_up_before_torchrun_kills_and_names_launches_apart(tmp_path: Path) -> None:
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("operations:\n  grace_s: 40\n")
+
+    def command(*arguments: str) -> str:
+        return subprocess.run(["bash", str(REPO / "scripts/launch_torchrun.sh"), "--dry-run", "--rdzv", "h:1", *arguments],
+                              text=True, capture_output=True, check=True, timeout=60,
+                              env={**os.environ, "MMRL_PYTHON": "python3"}).stdout
+
+    def rdzv_id(*arguments: str) -> str:
+        return command(*arguments).split("--rdzv-id ")[1].split()[0]
+
+    for grace, expected in (("600", "580"), ("60", "40"), ("30", "15")):
+        assert f"operations.grace_s={expected} --auto-resume" in command("--grace", grace, "--", "c.yaml")
+    given = command("--grace", "600", "--", "c.yaml", "operations.grace_s=7")
+    assert given.count("grace_s") == 1 and "grace_s" not in command("--", str(recipe))
+    assert rdzv_id("--", "c.yaml") == rdzv_id("--address", "node7", "--", "c.yaml") != rdzv_id("--", "c.yaml", "name=b")
+    assert rdzv_id("--id", "x", "--", "c.yaml") == "x"

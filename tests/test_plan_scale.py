@@ -1,9 +1,24 @@
 """The planning page is what its script writes, and the arithmetic behind it holds where it can be checked by hand."""
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from scripts.plan_scale import ASSUMED, GPUS, REPO, link_s, micro_batches, plan, recipes, render, shape_of, trained_parameters
+from scripts.plan_scale import (
+    ASSUMED,
+    GPUS,
+    REPO,
+    link_s,
+    micro_batches,
+    own_decode,
+    plan,
+    recipes,
+    render,
+    shape_of,
+    trained_parameters,
+    vllm_rows,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +49,28 @@ def test_a_step_worked_out_by_hand() -> None:
     sent = found.traffic["gradients"] + found.traffic["gathers"]
     assert found.seconds["network"] == pytest.approx(sent / (450e9 * 0.7))
     assert found.step_s == pytest.approx(sum(found.seconds.values()))
+
+
+def test_decoding_worked_out_by_hand() -> None:
+    """vLLM: bf16 weights once per token, all rows at once; its share of an eighth of the GPUs has room for them."""
+    r = recipes()[0]
+    step = 2 * (r.shape.language + r.shape.head) + 2 * 2 * 36 * 2 * 128 * 64 * (1408 + 32)
+    assert plan(r, 8, 8).seconds["decode"] == pytest.approx(128 * step / (3.35e12 * 0.6))
+    waves, own = own_decode(r, 8)
+    rows = r.config.rollout.batch_tokens // (1408 + 128)
+    assert waves == 2 and rows < 64 and own > 1.5 * 128 * step / (3.35e12 * 0.6)
+    for planned in recipes()[:2]:
+        assert vllm_rows(planned) > 8 * planned.config.train.prompts_per_step / GPUS[0] * planned.group
+
+
+def test_engines_send_what_their_formulas_say() -> None:
+    r = recipes()[0]
+    ddp, zero2, fsdp2 = (plan(dataclasses.replace(r, engine=name), 8, 80).traffic
+                         for name in ("ddp", "deepspeed_zero2", "fsdp2"))
+    m, one = micro_batches(r, 80), 7 / 8 * 4 * trained_parameters(r)
+    assert m > 1 and ddp["gradients"] == pytest.approx(2 * one) and ddp["gathers"] == 0
+    assert zero2["gradients"] == pytest.approx(2 * m * one) and zero2["gathers"] == pytest.approx(one)
+    assert fsdp2["gradients"] == pytest.approx(m * one) and fsdp2["gathers"] == pytest.approx((2 * m + 1) * one)
 
 
 def test_what_grows_and_what_stays() -> None:

@@ -218,7 +218,7 @@ PARENT = """
         policy.encoder.visuals.__class__ = Deadly
         with Prefetcher([policy.encoder.visuals], 1) as pool:
             pool.wait(Media(0, "video", make_clip(folder, "a")))
-            print(*(w.process.pid for w in pool._workers), flush=True)
+            print("workers", *(w.process.pid for w in pool._workers), flush=True)
             pool.wait(Media(0, "video", make_clip(folder, "hanging")))
 """
 
@@ -232,7 +232,8 @@ def test_no_process_is_left_when_the_engine_is_interrupted_or_killed(tmp_path: P
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert parent.stdout is not None
-        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        line = next(line for line in parent.stdout if line.startswith("workers"))  # libraries may speak before
+        workers = [psutil.Process(int(pid)) for pid in line.split()[1:]]
         assert len(workers) == 1
         time.sleep(0.5)
         parent.send_signal(number)

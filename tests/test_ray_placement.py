@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from mmrl.cluster.placement import Demand, Node, Placement, check, eligible, place_of
-from mmrl.cluster.run import cluster_metrics, prompt_demands, run_cluster, simulator_demand
+from mmrl.cluster.run import check_prompt_workers, local_processes, prompt_demands, run_cluster, simulator_demand
 from mmrl.cluster.session import Cluster, code_paths, ending
-from mmrl.config import RunConfig
+from mmrl.config import RewardConfig, RunConfig
 from mmrl.config_engine import EngineConfig, RayConfig
 from mmrl.errors import ConfigError, MissingExtraError
 from tests.engine_kit import REPO
@@ -62,6 +62,40 @@ def test_room_is_counted_exactly() -> None:
                 check(placement, [Demand("simulators", room + 1, cpus, gpus)], nodes)
 
 
+def test_processes_of_one_node_ask_for_their_workers_together() -> None:
+    demands = [Demand("rewards", 3, 1), Demand("rollouts", 1, 1)]
+    check("collocated", demands, [HERE], 2)  # 8 workers on 8 CPUs
+    with pytest.raises(ConfigError, match=r"room for 9 reward workers .*\(3 for each of 3 processes, placement collocated, "
+                                          r"beside 3 rollout actors .*found room for 8"):
+        check("collocated", demands, [HERE], 3)
+
+
+def test_a_node_counts_no_more_processes_than_the_run_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert local_processes(8) == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert (local_processes(8), local_processes(1)) == (4, 1)
+
+
+@pytest.mark.parametrize(("device", "gpus", "actors", "refused"), [
+    ("cuda", 0.0, 2, True), ("cuda", 0.5, 2, False), ("cuda", 0.0, 0, False), ("cpu", 0.0, 2, False), ("cpu", 1.0, 2, False)])
+def test_rollout_actors_of_a_run_on_a_gpu_need_one(device: str, gpus: float, actors: int, refused: bool) -> None:
+    ray = RayConfig(rollout_actors=actors, gpus_per_rollout_actor=gpus)
+    config = RunConfig(engine=EngineConfig(workers="ray", ray=ray))
+    if not refused:
+        check_prompt_workers(config, device)
+        return
+    with pytest.raises(ConfigError, match=r"engine\.ray\.gpus_per_rollout_actor: expected more than 0 for 2 rollout actors"):
+        check_prompt_workers(config, device)
+
+
+def test_ray_with_nothing_to_hold_is_refused() -> None:
+    config = RunConfig(reward=RewardConfig(workers=0), engine=EngineConfig(workers="ray"))
+    with pytest.raises(ConfigError, match=r"expected reward\.workers or engine\.ray\.rollout_actors above 0, found both 0"):
+        check_prompt_workers(config, "cpu")
+    check_prompt_workers(config.model_copy(update={"engine": EngineConfig()}), "cpu")
+
+
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'mmrl\[ray\]', or set engine.workers: local"):
@@ -91,7 +125,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 def test_local_workers_take_nothing_from_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with run_cluster(RunConfig(), 1, prompt_demands(RunConfig())) as cluster:
-        assert cluster is None and cluster_metrics(cluster) == {}
+        assert cluster is None
 
 
 def test_actors_import_from_where_the_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,21 @@
 """Clusters of our own, with real Ray: what they leave behind is nothing, however they end; what is not granted is said in time."""
 from __future__ import annotations
 
+import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mmrl.cluster.group import ActorGroup
 from mmrl.cluster.placement import ClusterError, Demand
 from mmrl.cluster.session import Cluster
 from mmrl.config_engine import RayConfig
 from mmrl.errors import ConfigError
 from tests.ray_kit import eventually, services
+from tests.test_distributed import launch
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +27,17 @@ class Echo:
         import ray
 
         return str(ray.get_runtime_context().get_node_id()), os.environ.get("MMRL_TEST", "")
+
+
+class Unready:
+    """An actor whose model is not on its node."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, encoding="utf-8") as file:
+            self.text = file.read()
+
+    def read(self) -> str:
+        return self.text
 
 
 def test_a_cluster_of_its_own_checks_serves_and_leaves_nothing() -> None:
@@ -41,6 +56,12 @@ def test_a_cluster_of_its_own_checks_serves_and_leaves_nothing() -> None:
             actor = cluster.start("rewards", 1, Echo)
             assert cluster.ray.get(actor.where.remote()) == (here.id, "here")
             cluster.check("rewards")
+            unready = ActorGroup(cluster, "rewards", 1, Unready, "/models/not_here/config.json")
+            with pytest.raises(ClusterError, match=r"(?s)expected reward workers to start on their nodes, found that one could "
+                                                   r"not; none is started again\..*FileNotFoundError: .*/not_here/config\.json"):
+                unready.call("read", [()])
+            assert not cluster.restarts, "a second one would fail as the first"
+            unready.close()
             with pytest.raises(ConfigError, match=r"(?s)expected 1 simulator workers of 1 CPUs to be granted within start_s = 1 s, "
                                                   r"found the cluster .* with 0 CPUs and 0 GPUs free"), \
                     Cluster(RayConfig(start_s=1.0), [Demand("simulators", 1, 1.0)]):
@@ -60,3 +81,9 @@ def test_a_cluster_of_its_own_checks_serves_and_leaves_nothing() -> None:
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_what_is_lost_in_any_process_is_told_by_all_and_a_node_counts_its_processes(tmp_path: Path) -> None:
+    launch("torchrun", str(tmp_path), program=("tests.ray_ranks",))
+    expected = {"metrics": {"train/ray/restarts/rewards": 2.0, "train/ray/restarts/rollouts": 1.0}, "local": {}, "here": 2}
+    assert [json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)] == [expected] * 2

@@ -123,15 +123,16 @@ def serve(
 @app.command()
 def rollout_server(
         config: ConfigFile, overrides: Overrides = None,
-        host: Annotated[str, typer.Option(help="address to listen at; beyond 127.0.0.1 set a key")] = "127.0.0.1",
+        host: Annotated[str, typer.Option(help="address to listen at; beyond this machine's own a key is needed")] = "127.0.0.1",
         port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8100,
         media_gib: Annotated[float, typer.Option(help="pictures and clips kept, so that each is sent once")] = 4.0,
+        memory: Annotated[float, typer.Option(help="share of the GPU that vLLM may hold", min=0.05, max=0.99)] = 0.9,
         api_key: Annotated[str | None, typer.Option(envvar="MMRL_API_KEY", help="what runs must send as their key")] = None
 ) -> None:
     """Sample with vLLM for runs that set engine.vllm.mode=server and engine.vllm.url to this address."""
     from mmrl.cli.rollout_server import rollout_server_command
 
-    rollout_server_command(config, overrides or [], host, port, api_key, media_gib)
+    rollout_server_command(config, overrides or [], host, port, api_key, media_gib, memory)
 
 
 @app.command()
@@ -155,8 +156,9 @@ def report(run: Annotated[Path, typer.Argument(help="folder of a run")]) -> None
 
 @app.command()
 def memory(config: ConfigFile, overrides: Overrides = None,
-           processes: Annotated[int, typer.Option(help="processes, with a device each", min=1)] = 1,
-           gpu_gib: Annotated[float | None, typer.Option(help="of a GPU that is not here; default: this machine's device")] = None,
+           processes: Annotated[int | None, typer.Option(help="with a device each; default: the preset's, or 1", min=1)] = None,
+           gpu_gib: Annotated[float | None, typer.Option(help="of a GPU that is not here; default: the preset's, or this machine's "
+                                                              "device")] = None,
            prompt_tokens: Annotated[int | None, typer.Option(help="length of a prompt; default: from data.max_pixels, data.video",
                                                              min=1)] = None,
            preset: PresetName = None) -> None:

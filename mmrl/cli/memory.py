@@ -10,20 +10,27 @@ from rich.table import Table
 
 from mmrl.cli.run import run_config
 from mmrl.memory import device_memory, estimate
+from mmrl.presets import read_preset
 
 __all__ = ["memory_command"]
 
 
-def memory_command(config: Path, overrides: list[str], *, processes: int, gpu_gib: float | None, prompt_tokens: int | None,
-                   preset: str | None = None) -> None:
-    """Print the estimate of a run's memory per device; gpu_gib: of a GPU that need not be here, else this machine's device."""
+def memory_command(config: Path, overrides: list[str], *, processes: int | None, gpu_gib: float | None,
+                   prompt_tokens: int | None, preset: str | None = None) -> None:
+    """Print the estimate of a run's memory per device; gpu_gib: of a GPU that need not be here, else this machine's device.
+
+    A preset says how many processes and which GPU it is for, where they are not given.
+    """
     settings = run_config(config, overrides, preset)
+    if preset is not None:
+        wanted = read_preset(preset)
+        processes, gpu_gib = processes or wanted.gpus, gpu_gib or wanted.gpu_gib
     kind: Literal["cuda", "cpu"] = "cuda"
     if gpu_gib is None:
         kind, available = device_memory(settings)
     else:
         available = gpu_gib * 2**30
-    found = estimate(settings, processes=processes, kind=kind, prompt_tokens=prompt_tokens, available=available)
+    found = estimate(settings, processes=processes or 1, kind=kind, prompt_tokens=prompt_tokens, available=available)
     table = Table(title=f"{settings.model.path} on a {'GPU' if kind == 'cuda' else 'CPU'}, GiB per process", title_justify="left")
     table.add_column("part")
     table.add_column("held throughout", justify="right")

@@ -11,8 +11,18 @@ from mmrl.errors import ConfigError
 __all__ = ["rollout_server_command"]
 
 
-def rollout_server_command(config: Path, overrides: list[str], host: str, port: int, api_key: str | None, media_gib: float) -> None:
-    """Serve rollouts to runs whose engine.vllm.url names this address, until a signal ends it."""
+_OWN = ("localhost", "127.0.0.1", "::1")  # addresses that only this machine reaches
+
+
+def rollout_server_command(config: Path, overrides: list[str], host: str, port: int, api_key: str | None, media_gib: float,
+                           memory: float) -> None:
+    """Serve rollouts to runs whose engine.vllm.url names this address, until a signal ends it. `memory`: share of the GPU.
+
+    Raises ConfigError, for example for an address that others reach without a key.
+    """
+    if host not in _OWN and not api_key:
+        raise ConfigError(f"expected a key for a server that listens at {host}, found none: whoever reaches it could replace the "
+                          f"weights; set MMRL_API_KEY (or --api-key) here and for the runs, or --host {_OWN[1]}")
     settings = load_config(config, ["engine.rollout=vllm", *overrides])
     from transformers import AutoConfig
 
@@ -28,7 +38,7 @@ def rollout_server_command(config: Path, overrides: list[str], host: str, port: 
     except (OSError, ValueError) as error:
         raise ConfigError(f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{settings.model.path}': "
                           f"{error}") from error
-    backend = VLLMBackend(VLLMSettings(settings.model.path, dtype_of(settings), min(max_model_len(settings), limit), v.memory,
+    backend = VLLMBackend(VLLMSettings(settings.model.path, dtype_of(settings), min(max_model_len(settings), limit), memory,
                                        v.kv_cache_gib, sleep=False, seed=settings.seed))
     server = RolloutServer(backend, api_key=api_key or None, media_bytes=int(media_gib * 2**30))
     name = f"[{host}]" if ":" in host else host

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmrl.cluster.placement import Kind
-from mmrl.cluster.session import Cluster, ending
+from mmrl.cluster.session import Cluster, ending, stop_if_broken
 from mmrl.errors import MMRLError
 
 __all__ = ["ActorGroup"]
@@ -32,7 +32,8 @@ class ActorGroup:
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call `method` of the first actors, each with its arguments; what they return, in order.
 
-        Raises what the method raised, ClusterError when actors are lost more often than engine.ray.restarts, or no node is left.
+        Raises what the method raised, ClusterError when an actor cannot start, actors are lost more often than
+        engine.ray.restarts, or no node is left.
         """
         def ask(place: int) -> Any:
             return getattr(self.actors[place], method).remote(*arguments[place])
@@ -50,6 +51,7 @@ class ActorGroup:
                 except self._ray.exceptions.RayTaskError as error:  # raised by the method: it would be again
                     raise (error.cause if isinstance(error.cause, MMRLError) else error) from None
                 except self._ray.exceptions.RayError as error:
+                    stop_if_broken(error, self.cluster.demands[self.kind].words)
                     self._replace(place, ending(error))
                     waiting[ask(place)] = place
         return [found[place] for place in range(len(arguments))]

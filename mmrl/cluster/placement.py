@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mmrl.errors import ConfigError, MMRLError
@@ -80,12 +80,14 @@ def eligible(place: Place, nodes: Sequence[Node]) -> list[Node]:
     return [n for n in nodes if place == "anywhere" or n.here == (place == "here")]
 
 
-def check(placement: Placement, demands: Sequence[Demand], nodes: Sequence[Node]) -> None:
-    """Raise ConfigError unless all workers fit on the nodes together: expected, found, mend.
+def check(placement: Placement, demands: Sequence[Demand], nodes: Sequence[Node], processes: int = 1) -> None:
+    """Raise ConfigError unless all workers fit on the nodes together: expected, found, mend. `processes` ask for `demands` each.
 
     Counts what nodes have, not what is free just now. The most bound workers are placed first, so that those that may run
     anywhere leave them their room.
     """
+    each = {demand.kind: demand.count for demand in demands}
+    demands = [replace(demand, count=demand.count * processes) for demand in demands]
     left = {node.id: [node.cpus, node.gpus] for node in nodes}
     order = ("here", "elsewhere", "anywhere")
     for demand in sorted(demands, key=lambda d: (order.index(place_of(placement, d.kind)), -d.gpus)):
@@ -103,9 +105,10 @@ def check(placement: Placement, demands: Sequence[Demand], nodes: Sequence[Node]
                 room[0], room[1], fitted = room[0] - demand.cpus, room[1] - demand.gpus, fitted + 1
         if fitted < demand.count:
             beside = [f"{d.count} {d.words} of {d.size()}" for d in demands if d is not demand]
+            among = f"{each[demand.kind]} for each of {processes} processes, " if processes > 1 else ""
             raise ConfigError(
                 f"engine.ray: expected room for {demand.count} {demand.words} of {demand.size()} each {_WHERE[place]} "
-                f"(placement {placement}{', beside ' + ' and '.join(beside) if beside else ''}), found room for {fitted}: "
+                f"({among}placement {placement}{', beside ' + ' and '.join(beside) if beside else ''}), found room for {fitted}: "
                 f"{_listed(nodes)}; lower {_COUNT_KEY[demand.kind]}, or {_SIZE_KEY[demand.kind]}, or add nodes")
 
 

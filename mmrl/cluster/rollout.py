@@ -120,8 +120,7 @@ class RemoteRollout(RolloutEngine):
     def __init__(self, policy: Policy, cluster: Cluster, config: RunConfig, *, actors: int) -> None:
         self.policy, self.cluster, self._ray = policy, cluster, cluster.ray
         settings = config.model_dump(mode="json", include={"model", "data"})
-        if cluster.config.gpus_per_rollout_actor:
-            settings["model"]["device"] = "cuda"
+        settings["model"]["device"] = "cuda" if cluster.config.gpus_per_rollout_actor else policy.device.type
         settings["data"]["cache"]["dir"] = None  # pixels come with the requests
         settings["data"]["workers"] = 0
         cpus = cluster.config.cpus_per_rollout_actor

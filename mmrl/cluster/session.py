@@ -27,7 +27,7 @@ from mmrl.cluster.placement import ClusterError, Demand, Kind, Node, check, elig
 from mmrl.config_engine import RayConfig
 from mmrl.errors import ConfigError, MissingExtraError
 
-__all__ = ["Cluster", "code_paths", "ending", "import_ray"]
+__all__ = ["Cluster", "code_paths", "ending", "import_ray", "stop_if_broken"]
 
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}
 """For a cluster of our own: it tells nobody, starts no worker process before somebody needs one, and its workers wait for no other
@@ -60,6 +60,15 @@ def ending(error: BaseException) -> str:
     return " ".join(line for line in kept if line)[:1500]
 
 
+def stop_if_broken(error: BaseException, words: str) -> None:
+    """Raise ClusterError if `error`, of a call to an actor, says that its __init__ raised: another one would raise it again."""
+    if getattr(error, "actor_init_failed", False):
+        said = str(error).strip()[-1500:]  # the end of a traceback is what was raised
+        raise ClusterError(f"expected {words} to start on their nodes, found that one could not; none is started again. What its "
+                           f"process said: {said}\nEvery node needs the run's code, models and data under the same paths, and "
+                           "room for what one of them loads") from error
+
+
 @contextlib.contextmanager
 def _kept_signals(environment: dict[str, str]) -> Iterator[None]:
     """Ray replaces the handler of SIGTERM, which is not its to decide; and its settings are read from the environment."""
@@ -80,12 +89,13 @@ def _kept_signals(environment: dict[str, str]) -> Iterator[None]:
 class Cluster:
     """Ray for one run: connects, checks `demands` against what the nodes have, reserves their places, ends what it started.
 
-    `restarts` counts by kind the actors started in place of lost ones. Raises MissingExtraError, ConfigError (no cluster at the
-    address, no node or room for the placement, not granted within engine.ray.start_s) and, later, ClusterError.
+    `restarts` counts by kind the actors started in place of lost ones. `processes`: of the run on this node; each makes a Cluster
+    with the same demands, and all have to fit. Raises MissingExtraError, ConfigError (no cluster at the address, no node or room
+    for the placement, not granted within engine.ray.start_s) and, later, ClusterError.
     """
 
-    def __init__(self, config: RayConfig, demands: Sequence[Demand]) -> None:
-        self.config, self.demands = config, {d.kind: d for d in demands if d.count}
+    def __init__(self, config: RayConfig, demands: Sequence[Demand], processes: int = 1) -> None:
+        self.config, self.demands, self._processes = config, {d.kind: d for d in demands if d.count}, processes
         self.restarts: Counter[str] = Counter()
         self.ray = import_ray()
         self._groups: dict[str, Any] = {}
@@ -98,7 +108,7 @@ class Cluster:
             self._open = True
             self._here = self.ray.get_runtime_context().get_node_id()
             nodes = self.nodes()
-            check(self.config.placement, list(self.demands.values()), nodes)
+            check(self.config.placement, list(self.demands.values()), nodes, self._processes)
             self._reserve(nodes)
         except BaseException:
             self.close()

@@ -30,7 +30,11 @@ def accelerator_options(config: RunConfig) -> dict[str, Any]:
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and config.engine.train != "fsdp2":
         raise ConfigError(f"expected engine.train fsdp2 under accelerate launch --use_fsdp, found {config.engine.train}; set "
                           "engine.train: fsdp2, or launch without --use_fsdp (see accelerate config)")
-    if not config.engine.train.startswith("deepspeed"):
+    deepspeed = config.engine.train.startswith("deepspeed")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and not deepspeed:
+        raise ConfigError("expected engine.train deepspeed_zero2 or deepspeed_zero3 under accelerate launch --use_deepspeed, found "
+                          f"{config.engine.train}; set one of them, or launch without --use_deepspeed (see accelerate config)")
+    if not deepspeed:
         return {}
     from mmrl.engines.deepspeed import plugin
 

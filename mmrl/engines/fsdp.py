@@ -67,8 +67,9 @@ class FSDPEngine(TrainEngine):
             return root(forward)
         finally:
             if not torch.is_grad_enabled():  # no backward will give back what the root gathered
-                assert isinstance(root, FSDPModule)
-                root.reshard()
+                for module in root.modules():  # reshard() gives back a module's own group only
+                    if isinstance(module, FSDPModule):
+                        module.reshard()
 
     def backward(self, loss: torch.Tensor, *, last: bool = False) -> None:
         loss.backward()

@@ -6,9 +6,16 @@
             interrupts.stop_if_asked(world, step, saved_step, save)      # raises Interrupted, on all processes at the same step
 
 SIGTERM is what Slurm, Kubernetes, systemd and torchrun send before they kill; SIGUSR1 is the usual choice of Slurm's --signal.
-Ctrl-C (SIGINT) stays Python's KeyboardInterrupt: it stops where the run stands. A second signal of any of the three after the
-first, or a step that takes longer than `grace_s`, stops at once and from another thread: the process may be inside a collective
-that never returns, where no signal handler runs. The last checkpoint stands: files appear complete or not at all.
+Where a manager signals the whole tree (systemd, Slurm, LSF), a process under torchrun gets SIGTERM twice: directly and from its
+agent. Repeats of SIGTERM or SIGUSR1 within `REPEAT_S` of the first are therefore ignored; a later one is meant, and stops at once.
+
+Ctrl-C (SIGINT) stays Python's KeyboardInterrupt: it stops where the run stands. SIGINT after one of the two, or a step that takes
+longer than `grace_s`, stops at once as well, and from another thread: the process may be inside a collective that never returns,
+where no signal handler runs. The last checkpoint stands: files appear complete or not at all.
+
+Exit status: `mmrl train` by itself ends with 143 (SIGTERM) or 138 (SIGUSR1). Under torchrun that is the status of the workers; a
+torchrun that was signalled itself ends with a status of its own (1), and dies of SIGUSR1. It kills its workers 30 s after SIGTERM,
+before `grace_s` has passed, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise: scripts/launch_torchrun.sh sets both (--grace).
 """
 from __future__ import annotations
 
@@ -26,9 +33,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmrl.world import World
 
-__all__ = ["SIGNALS", "Interrupted", "Interrupts"]
+__all__ = ["REPEAT_S", "SIGNALS", "Interrupted", "Interrupts"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+REPEAT_S = 10.0
+"""Seconds after the first signal in which another one counts as the same request, delivered twice."""
 _CHILD_S = 5.0  # for children to end once asked to
 _WRITE_S = 5.0  # for run.json, on a disk that may hang
 
@@ -47,8 +56,8 @@ class Interrupts:
     `abandoned(name of the signal)` is called when the step at hand is given up, just before the process ends.
     """
 
-    def __init__(self, grace_s: float, abandoned: Callable[[str], None] | None = None) -> None:
-        self.grace_s = grace_s
+    def __init__(self, grace_s: float, abandoned: Callable[[str], None] | None = None, *, repeat_s: float = REPEAT_S) -> None:
+        self.grace_s, self.repeat_s = grace_s, repeat_s
         self.number = 0
         """The signal that asked for the end; 0: none."""
         self._abandoned = abandoned or (lambda name: None)
@@ -100,7 +109,7 @@ class Interrupts:
         self.number = self.number or number
 
     def _watch(self) -> None:
-        """Read signals from the pipe until it is closed; after the first, the second or the end of the grace period is the end."""
+        """Read signals from the pipe until it is closed; a second request, or the end of the grace period, ends the process."""
         deadline: float | None = None
         while True:
             wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -110,7 +119,8 @@ class Interrupts:
             if not found:
                 return
             for number in found:
-                if deadline is not None and number in (*SIGNALS, signal.SIGINT):
+                repeats = deadline is not None and number in SIGNALS and time.monotonic() < deadline - self.grace_s + self.repeat_s
+                if deadline is not None and number in (*SIGNALS, signal.SIGINT) and not repeats:
                     self._abandon(f"a second signal ({signal.Signals(number).name}) came before the step at hand was done")
                 if deadline is None and number in SIGNALS:
                     self.number, deadline = self.number or number, time.monotonic() + self.grace_s

@@ -7,10 +7,12 @@
 The holder touches the file every few seconds. A lock whose process is gone is taken over: on the same host (same kernel, same
 process namespace) as soon as that process has ended, from other hosts when it was not touched for `STALE_S` seconds. Ages are
 measured with the clock of the file server, so clocks that differ between hosts do no harm. What takes a lock over holds a flock
-meanwhile, which keeps two launches of one host apart; launches of two hosts are kept apart by the atomic creation of the file.
+meanwhile, which keeps two launches of one host apart; launches of two hosts are kept apart by the atomic creation of the file, and
+by a look at what was renamed out of the way: a lock that is not the one judged stale is put back.
 """
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -33,6 +35,8 @@ __all__ = ["BEAT_S", "STALE_S", "RunLock"]
 
 BEAT_S = 15.0
 STALE_S = 180.0
+_GONE_S = 1.0  # a launch that looks at the lock may have it under another name for a moment
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}  # of os.link, on file systems without hard links
 _OWN: dict[Path, str] = {}  # locks this process holds -> the token in the file
 
 
@@ -46,6 +50,7 @@ class RunLock:
         self.run, self.beat_s, self.stale_s = run, beat_s, stale_s
         self.path = run.absolute().with_name(f".{run.name}.lock")
         self._end: Any = None  # of this hold, once
+        self._warned = False
 
     def acquire(self) -> None:
         """Hold the lock. Waits for a dead host's lock of the same launch to become stale; else raises ConfigError at once."""
@@ -70,8 +75,21 @@ class RunLock:
             self._end = None
 
     def check(self) -> None:
-        """Raise ConfigError when another launch took the lock over, thinking this process dead (it was stopped for long)."""
-        holder = _read(self.path)
+        """Raise ConfigError when another launch took the lock over, thinking this process dead (it was stopped for long).
+
+        A file server that does not answer proves nothing: that is said once, and the run goes on.
+        """
+        try:
+            holder = _read(self.path)
+            if holder is None and self.path in _OWN:
+                time.sleep(_GONE_S)
+                holder = _read(self.path)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                print(f"warning: cannot read the run's lock {self.path} ({error}); the run goes on without looking at it until it "
+                      "can be read", file=sys.stderr, flush=True)
+            return
         if self.path in _OWN and (holder is None or holder.get("token") != _OWN[self.path]):
             raise ConfigError(f"expected to hold {self.path} alone, found that another launch ({_who(holder)}) took it over while "
                               f"this process (pid {os.getpid()}) gave no sign of life for more than {self.stale_s:g} s; two must "
@@ -84,8 +102,8 @@ class RunLock:
             if holder is not None:
                 if holder.get("token") != _OWN.get(self.path, "") and not self._stale(holder):
                     return False
-                with suppress(FileNotFoundError):
-                    os.unlink(self.path)
+                if not _take_away(self.path, holder, token):
+                    return False
             if not _create(self.path, {**_identity(), "token": token}):
                 return False
             _OWN[self.path] = token
@@ -176,8 +194,28 @@ def _age(path: Path) -> float:
         return 0.0
 
 
+def _take_away(path: Path, judged: dict[str, Any], token: str) -> bool:
+    """Remove the lock that says `judged`; whether that was it. Between the look and this a launch of another host may have
+    replaced it by its own, which is put back: over what a third one may have created meanwhile, whom `check` then tells."""
+    aside = path.with_name(f"{path.name}.stale-{token}")
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return True
+    found = _read(aside)
+    if found is not None and found.get("token") != judged.get("token"):
+        os.rename(aside, path)
+        return False
+    with suppress(FileNotFoundError):
+        os.unlink(aside)
+    return True
+
+
 def _create(path: Path, content: dict[str, Any]) -> bool:
-    """Give `path` the content if nobody has that name; atomic on NFS too, where O_EXCL alone may not show the content."""
+    """Give `path` the content if nobody has that name; atomic on NFS too, where O_EXCL alone may not show the content.
+
+    A file system without hard links gets O_EXCL: whoever reads it too early finds a fresh lock of someone unknown.
+    """
     partial = path.with_name(f"{path.name}.{content['token']}")
     partial.write_text(json.dumps(content), encoding="utf-8")
     try:
@@ -185,8 +223,21 @@ def _create(path: Path, content: dict[str, Any]) -> bool:
         return True
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return _create_without_links(path, json.dumps(content))
     finally:
         partial.unlink()
+
+
+def _create_without_links(path: Path, text: str) -> bool:
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+        return True
+    except FileExistsError:
+        return False
 
 
 @contextmanager
@@ -203,10 +254,9 @@ def _guard(path: Path) -> Iterator[None]:
 
 def _beat(path: Path, token: str, every_s: float, stop: threading.Event) -> None:
     while not stop.wait(every_s):
-        if (_read(path) or {}).get("token") != token:
-            return  # taken over: `check` says so
         with suppress(OSError):  # a file server that is away: the next beat may reach it
-            os.utime(path)
+            if (_read(path) or {}).get("token") == token:  # else taken over, which `check` says, or being looked at
+                os.utime(path)
 
 
 def _release(path: Path, token: str, stop: threading.Event) -> None:

@@ -4,6 +4,8 @@
     mmrl_steps_total 12.0    mmrl_alarms_total{name="logprob_gap",...} 1.0    mmrl_checkpoints_total    mmrl_evaluations_total
     mmrl_up 1.0              mmrl_total_steps    mmrl_last_step_timestamp_seconds (alert when it stops moving)
 
+mmrl_alarms_total exists at 0 for every alarm there is (ALARMS): increase(mmrl_alarms_total[1h]) > 0 sees the first one too.
+
 Characters that Prometheus does not allow in a name become _; the label `key` is the name as in metrics.jsonl.
 """
 from __future__ import annotations
@@ -19,9 +21,12 @@ from typing import Any
 from mmrl.config_engine import OperationsConfig
 from mmrl.errors import ConfigError, MissingExtraError
 
-__all__ = ["RunCollector", "metric_name", "metrics_endpoint"]
+__all__ = ["ALARMS", "RunCollector", "metric_name", "metrics_endpoint"]
 
 Listener = Callable[[str, Any], None]
+ALARMS = ("non_finite", "entropy_collapse", "reward_stuck", "logprob_gap", "prompts_failed", "task_failed", "checkpoint_failed",
+          "weight_sync")
+"""The names of mmrl.alarms."""
 _LABELS = ("run", "rank")
 
 
@@ -38,7 +43,7 @@ class RunCollector:
         self._lock = threading.Lock()
         self._row: dict[str, float] = {}
         self._counts: Counter[str] = Counter({"step": 0, "checkpoint": 0, "eval": 0})
-        self._alarms: Counter[str] = Counter()
+        self._alarms: Counter[str] = Counter(dict.fromkeys(ALARMS, 0))
         self._total = 0
         self._last = time.time()
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,8 @@ def device_and_precision(config: ModelConfig, device: torch.device | None) -> tu
                                                                                     torch.dtype | None]:
     """(device, type weights are loaded in, autocast's type or None). Raises ConfigError for bf16 on a GPU without it."""
     device = device or torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if not torch.cuda.is_available():  # saving a model imports an installed DeepSpeed, which says what it guessed
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # torch counts GPUs that only emulate bf16 in software as supporting it unless told otherwise
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     choice = config.dtype if config.dtype != "auto" else ("bf16" if bf16 else "fp32")

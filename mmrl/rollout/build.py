@@ -15,14 +15,16 @@ from mmrl.data import LoadedSource
 from mmrl.errors import ConfigError
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import PrefillOnceEngine, RolloutEngine, SamplingSettings
+from mmrl.rollout.probe import PROBE_TOKENS
 from mmrl.world import World
 
 __all__ = ["build_rollout_engine", "dtype_of", "max_model_len", "vllm_dtype"]
 
 
 def max_model_len(config: RunConfig) -> int:
-    """Tokens of the longest prompt with its answer."""
-    return config.engine.vllm.max_model_len or config.model.max_prompt_tokens + config.rollout.max_new_tokens
+    """Tokens of the longest prompt with its answer, or with the probe's completion and the token that vLLM writes behind it."""
+    answer = max(config.rollout.max_new_tokens, PROBE_TOKENS + 1)
+    return config.engine.vllm.max_model_len or config.model.max_prompt_tokens + answer
 
 
 def vllm_dtype(policy: Policy) -> str:

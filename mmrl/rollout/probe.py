@@ -4,6 +4,7 @@ Both score the bare distribution (temperature 1, no token excluded), so that wha
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ __all__ = ["PROBE_TOKENS", "Gap", "choose_prompts", "compare", "trainer_scores"]
 
 PROBE_TOKENS = 16  # of the completion of each prompt
 _LOOKED_AT = 24  # samples of a source that are tried
+_READ = 4  # of them with pictures, with clips, with both, with neither: reading decodes
+_LONG = 2048  # tokens; vLLM computes the logits of all of them, so that longer prompts are taken only for media that no other shows
 
 
 @dataclass(frozen=True)
@@ -32,26 +35,37 @@ class Gap:
 
 
 def choose_prompts(policy: Policy, sources: Sequence[LoadedSource], count: int) -> list[Prompt]:
-    """At most `count` of the first prompts of the training data, one of them with a clip and one with a picture if there are any.
+    """At most `count` of the first prompts of the training data, one of them with a clip and one with a picture if there are any;
+    of the first with the same kinds of media the shortest.
 
     Raises ConfigError when no prompt can be read.
     """
-    found: list[Prompt] = []
-    waiting = [(s, source.task) for source in sources for s in source.samples[:_LOOKED_AT]]
-    waiting.sort(key=lambda one: -bool(one[0].videos) - bool(one[0].images))  # stable: the most kinds of media first
-    while waiting and len(found) < count:
-        shown = {v.kind for p in found for v in p.visuals}
-        fresh = (i for i, (s, _) in enumerate(waiting)
-                 if (s.videos and "video" not in shown) or (s.images and "image" not in shown))
-        sample, task = waiting.pop(next(fresh, 0))
+    waiting: list[Prompt] = []
+    read: Counter[tuple[bool, bool]] = Counter()
+    for sample, task in ((s, source.task) for source in sources for s in source.samples[:_LOOKED_AT]):
+        if read[shape := (bool(sample.images), bool(sample.videos))] >= max(_READ, count):
+            continue
         try:
-            found.append(policy.encoder(sample, task))
+            waiting.append(policy.encoder(sample, task))
         except (MediaError, DataError):  # counted and reported where it is trained on
             continue
+        read[shape] += 1
+    waiting.sort(key=lambda p: (p.length > _LONG, -len(_kinds(p)), p.length))
+    found: list[Prompt] = []
+    while waiting and len(found) < count:
+        shown = {kind for p in found for kind in _kinds(p)}
+        fresh = next((i for i, p in enumerate(waiting) if _kinds(p) - shown), None)
+        if fresh is None and found and waiting[0].length > _LONG:
+            break
+        found.append(waiting.pop(fresh or 0))
     if not found:
         raise ConfigError("none of the first training prompts can be read: engine.rollout vllm compares log-probs on some of them "
                           "after every sync; check data.train")
     return found
+
+
+def _kinds(prompt: Prompt) -> set[str]:
+    return {v.kind for v in prompt.visuals}
 
 
 def trainer_scores(policy: Policy, source: WeightSource, items: Sequence[tuple[Prompt, tuple[int, ...]]]) -> list[list[float]]:

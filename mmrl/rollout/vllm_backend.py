@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import os
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.errors import ConfigError, MissingExtraError, RolloutError
+from mmrl.errors import ConfigError, MissingExtraError, MMRLError, RolloutError
 from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
 
 __all__ = ["VLLMBackend", "VLLMSettings", "Written"]
@@ -73,6 +74,29 @@ def _undisturbed() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
+@contextlib.contextmanager
+def _readable_modules() -> Iterator[None]:
+    """Keep out of sys.modules those with a name that cannot be looked at: vLLM looks at every name of every module.
+
+    trimesh, which ManiSkill brings, puts objects that raise ModuleNotFoundError where an optional package is missing.
+    """
+    def unreadable(module: Any) -> bool:
+        for value in list((getattr(module, "__dict__", None) or {}).values()):
+            try:
+                hasattr(value, "__dict__")
+            except Exception:
+                return True
+        return False
+
+    aside = {name: module for name, module in list(sys.modules.items()) if unreadable(module)}
+    for name in aside:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(aside)
+
+
 def _import_vllm() -> Any:
     _environment()
     try:
@@ -87,6 +111,7 @@ class VLLMBackend:
     """See the module. Not for several threads at once."""
 
     shared = False
+    loaded = ""  # names weights behind a server (VLLMClient); here nobody else can replace them
 
     def __init__(self, settings: VLLMSettings) -> None:
         self.settings = settings
@@ -94,7 +119,7 @@ class VLLMBackend:
         self.on_gpu = torch.cuda.is_available()
         self._positions: dict[tuple[str, ...], list[WirePrompt]] = {}  # prompts with media that are being answered, by their hashes
         self._asleep = False
-        with _undisturbed():
+        with _undisturbed(), _readable_modules():
             self._register()
             try:
                 self.llm = self._vllm.LLM(**self._options())
@@ -228,12 +253,36 @@ class VLLMBackend:
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take over weights under the names of a checkpoint, and forget whatever was computed with older ones.
 
-        A layer of vLLM's (all of a block's q, k and v, for example) is either given whole or not at all.
+        A layer of vLLM's (all of a block's q, k and v, for example) is either given whole or not at all. Raises RolloutError where
+        vLLM does not take them, and the MMRLError that `weights` raises; some layers have old weights then, others new ones, until
+        everything has been loaded again.
         """
         self.wake()
-        with _undisturbed(), torch.no_grad():
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        self.forget()
+        try:
+            with _undisturbed(), torch.no_grad():
+                self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        except BaseException as error:
+            self._drop_unfinished()
+            if isinstance(error, MMRLError) or not isinstance(error, Exception):
+                raise
+            raise RolloutError(f"vLLM did not take over the weights: {type(error).__name__}: {error}") from error
+        finally:
+            self.forget()
+
+    def _drop_unfinished(self) -> None:
+        """After a load that failed, forget the tensors of layers that had not got all: vLLM would count them towards the next one,
+        which would then end before all of its own had come."""
+        info_of = importlib.import_module("vllm.model_executor.model_loader.reload.layerwise").get_layerwise_info
+
+        def drop(model: Any) -> None:
+            for info in map(info_of, model.modules()):
+                if info.can_load():
+                    info.loaded_weights.clear()
+                    info.load_numel = 0
+
+        self.llm.apply_model(drop)
+        with _undisturbed(), torch.no_grad():  # of nothing: gives these layers their old tensors back
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(())})
 
     def forget(self) -> None:
         """Drop cached keys, values and picture features."""

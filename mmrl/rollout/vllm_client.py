@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -39,6 +40,7 @@ class VLLMClient:
         if address.scheme not in ("", "http", "https") or not address.hostname:
             raise ConfigError(f"expected engine.vllm.url like http://host:port, found '{settings.url}'")
         self.url, self._address, self._settings = settings.url, address, settings
+        self.loaded = ""  # name of the weights that this run sent last; set on the processes that did not send them
         self._known: set[str] = set()  # hashes of media that were sent
         self._key = os.environ.get("MMRL_API_KEY", "")
         found = self._wait()
@@ -63,12 +65,15 @@ class VLLMClient:
         return self._ask("/probe", [p for p, _ in asked], {"completions": [list(c) for _, c in asked]})
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """See VLLMBackend.load."""
+        """See VLLMBackend.load. All weights the first time and after a failure; later those that differ from the ones sent before,
+        which the server must still hold."""
+        base, self.loaded, sync = self.loaded, "", secrets.token_hex(8)
         first = True
         for group, last in chunks(weights, _CHUNK_BYTES):
-            names = [name for name, _ in group]
-            self._post("/weights", dump({"first": first, "last": last, "names": names}, dict(group)))
+            document = {"sync": sync, "base": base, "first": first, "last": last, "names": [name for name, _ in group]}
+            self._post("/weights", dump(document, dict(group)))
             first = False
+        self.loaded = sync
 
     def sleep(self) -> None:
         """The server has its own device."""
@@ -78,7 +83,7 @@ class VLLMClient:
 
     def _ask(self, path: str, prompts: list[WirePrompt], rest: dict[str, Any]) -> Any:
         tensors: dict[str, torch.Tensor] = {}
-        document = {"prompts": dump_prompts(prompts, tensors), **rest}
+        document = {"weights": self.loaded, "prompts": dump_prompts(prompts, tensors), **rest}
         status, answer = self._exchange("POST", path, dump(document, tensors))
         if status == 409:
             self._known.clear()  # asked again, everything goes along: other runs may push out more meanwhile
@@ -94,7 +99,11 @@ class VLLMClient:
 
     def _check(self, status: int, answer: Any) -> None:
         if status == 503:
-            raise RolloutError(f"the rollout server {self.url} has no weights: it was started again during the run; resume the run")
+            raise RolloutError(f"the rollout server {self.url} has no weights: it was started again during the run, or a sync "
+                               "failed on it; look at its log, then resume the run")
+        if status == 412:
+            raise RolloutError(f"another run replaced the weights of the server {self.url}: expected those that this run sent "
+                               "last, found others; give each run a server of its own, then resume the run")
         if status != 200:
             kind = _ERRORS.get(answer.get("kind", ""), RolloutError)
             raise kind(f"rollout server {self.url}: {answer.get('error', answer)} (status {status})")

@@ -11,12 +11,14 @@ trainer does not compute.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
+
+import torch
 
 from mmrl.config_engine import VLLMConfig
 from mmrl.data import LoadedSource
-from mmrl.errors import ConfigError, WeightSyncError
+from mmrl.errors import ConfigError, MMRLError, RolloutError, WeightSyncError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
@@ -38,6 +40,9 @@ class Answering(Protocol):
 
     shared: bool
     """All training processes use the same one: the main process sends the weights."""
+
+    loaded: str
+    """Name of the weights sent last, where others may replace them: the main process's is set on all."""
 
     def wanted(self, hash: str) -> bool:
         """Whether the tensor of this media hash must come with a prompt."""
@@ -68,6 +73,11 @@ def check_sampling(settings: SamplingSettings) -> None:
     if not low <= settings.temperature <= high:
         raise ConfigError(f"expected rollout.temperature within [{low:g}, {high:g}] with engine.rollout vllm, found "
                           f"{settings.temperature:g}")
+
+
+def _largest(values: Iterable[float]) -> float:
+    """NaN is larger than all."""
+    return max(values, key=lambda x: (x != x, x))
 
 
 class VLLMEngine(RolloutEngine):
@@ -119,14 +129,11 @@ class VLLMEngine(RolloutEngine):
     def publish(self, source: WeightSource) -> dict[str, float]:
         """See RolloutEngine.publish: send what changed, then compare the probes of all processes."""
         began = time.perf_counter()
-        first, self._sent = not self._sent, True
-        weights = self.plan.weights(source, everything=first)
-        if self.backend.shared and not self.world.is_main:
-            for _ in weights:  # gathering sharded weights is collective
-                pass
-        else:
-            self.backend.load(weights)
-        self.world.barrier()
+        first, self._sent = not self._sent, False  # after a failure everything goes again
+        self._together(lambda: self._send(self.plan.weights(source, everything=first)))
+        self._sent = True
+        if self.backend.shared:
+            self.backend.loaded = self.world.gather([self.backend.loaded])[0]
         gap = self.last_gap = self._probe(source)
         if not gap.mean <= self.tolerance:
             raise WeightSyncError(
@@ -138,17 +145,48 @@ class VLLMEngine(RolloutEngine):
             self.tolerance = min(self.tolerance, max(_LEAST, _TIMES * gap.mean))
         return {"train/sync/gap": gap.mean, "train/sync/gap_max": gap.max, "time/sync": time.perf_counter() - began}
 
+    def _send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Load them, or see them pass where the main process does. Goes to their end in any case: gathering them is collective."""
+        try:
+            if not self.backend.shared or self.world.is_main:
+                self.backend.load(weights)
+        finally:
+            for _ in weights:
+                pass
+
+    def _together(self, work: Callable[[], Any]) -> Any:
+        """What `work`, which may fail on one process alone, finds; all know how it ended before any goes on to a collective.
+
+        Raises its error here, and RolloutError on the processes where it went well.
+        """
+        found: Any = None
+        failed: Exception | None = None
+        try:
+            found = work()
+        except Exception as error:
+            failed = error
+        texts = self.world.gather([None if failed is None else f"{type(failed).__name__}: {failed}"])
+        if isinstance(failed, MMRLError):
+            raise failed
+        rank = next((n for n, text in enumerate(texts) if text is not None), None)
+        if rank is not None:
+            raise RolloutError(f"vLLM failed beside process {rank} of {self.world.size}: {texts[rank]}") from failed
+        return found
+
     def _probe(self, source: WeightSource) -> Gap:
+        theirs = self._together(self._their_scores)
+        ours = trainer_scores(self.policy, source, self._probes)
+        gaps = self.world.gather([compare(ours, theirs)])
+        return Gap(_largest(g.mean for g in gaps), _largest(g.max for g in gaps))
+
+    def _their_scores(self) -> list[list[float]]:
         if not self._probes:
             prompts = choose_prompts(self.actor, self._sources, self.settings.probe_prompts)
             drawn = [WireSampling(1, sample_seed((self._seed, 29, n)), 1.0, PROBE_TOKENS, (), tuple(self.actor.banned.tolist()))
                      for n in range(len(prompts))]
             written = self._asked(lambda: self.backend.generate([(self._wire(p), s) for p, s in zip(prompts, drawn, strict=True)]))
             self._probes = [(p, tuple(group[0][0])) for p, group in zip(prompts, written, strict=True)]
-        theirs = self._asked(lambda: self.backend.score([(self._wire(p), completion) for p, completion in self._probes]))
-        ours = trainer_scores(self.policy, source, self._probes)
-        gaps = self.world.gather([compare(ours, theirs)])
-        return max(gaps, key=lambda g: (g.mean != g.mean, g.mean))  # the worst; NaN is worse than all
+        return self._asked(lambda: self.backend.score([(self._wire(p), completion) for p, completion in self._probes]))
 
     def rest(self) -> None:
         """See RolloutEngine.rest: vLLM's sleep mode, on a GPU that training shares."""

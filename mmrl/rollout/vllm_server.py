@@ -6,8 +6,9 @@
     POST /probe      prompts and completions -> log-probs of the bare distribution
 
 Bodies are mmrl.rollout.vllm_wire's. Pixels and features are kept by their hash: a picture is sent once. It answers 409 with the
-missing hashes where it lacks some, and 503 while it has no weights. It starts without weights: those of model.path give only the
-architecture and the tokenizer. Requests are worked on one after the other; vLLM batches within each.
+missing hashes where it lacks some, 503 while it has no weights, and 412 where those it has are not the ones that the asking run
+sent last. It starts without weights: those of model.path give only the architecture and the tokenizer; nor has it any after a sync
+that failed. Requests are worked on one after the other; vLLM batches within each.
 
 Needs the extras `serve` and `vllm`. Whoever reaches the port may replace the weights: set a key (MMRL_API_KEY) beyond localhost.
 """
@@ -16,12 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 import queue
 import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,27 +46,49 @@ except ImportError as error:
 __all__ = ["RolloutServer", "serve"]
 
 _KINDS = {ConfigError: 400, MismatchError: 400}
+_GIVEN_UP = object()  # among the pieces of the weights: no more come
+_log = logging.getLogger(__name__)
 
 
 class _MediaStore:
-    """Tensors by their hash, the least recently used forgotten beyond `limit` bytes."""
+    """Tensors by their hash, the least recently used forgotten beyond `limit` bytes. Several requests may use it at once."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._used = limit, 0
         self._kept: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, name: str) -> torch.Tensor | None:
-        if name in self._kept:
-            self._kept.move_to_end(name)
-        return self._kept.get(name)
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+            return self._kept.get(name)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        if name not in self._kept:
-            self._kept[name] = tensor
-            self._used += tensor.numel() * tensor.element_size()
-        while self._used > self._limit and len(self._kept) > 1:
-            old = self._kept.popitem(last=False)[1]
-            self._used -= old.numel() * old.element_size()
+        with self._lock:
+            if name not in self._kept:
+                self._kept[name] = tensor
+                self._used += tensor.numel() * tensor.element_size()
+            while self._used > self._limit and len(self._kept) > 1:
+                old = self._kept.popitem(last=False)[1]
+                self._used -= old.numel() * old.element_size()
+
+
+class _Elsewhere(Exception):
+    """The server holds other weights than those that a request is about."""
+
+
+class _NoWeights(Exception):
+    """The server holds none."""
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """A sync under way: its name, its pieces on their way to vLLM, and the end of their loading."""
+
+    sync: str
+    pieces: queue.Queue[Any]
+    done: Future[None]
 
 
 class RolloutServer:
@@ -72,9 +97,9 @@ class RolloutServer:
     def __init__(self, backend: VLLMBackend, *, api_key: str | None = None, media_bytes: int = 4 << 30) -> None:
         self.backend, self.api_key = backend, api_key
         self.media = _MediaStore(media_bytes)
-        self.loaded = 0  # how often weights have been taken over
+        self.loaded = ""  # name of the sync whose weights vLLM has; none, or half of some: empty. Set by the worker
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
-        self._loading: tuple[queue.Queue[Any], Future[None]] | None = None
+        self._loading: _Loading | None = None
         self._lock = threading.Lock()
 
     def app(self) -> Starlette:
@@ -87,7 +112,8 @@ class RolloutServer:
         if (refused := self._refused(request)) is not None:
             return refused
         s = self.backend.settings
-        return JSONResponse({"model": s.model, "dtype": s.dtype, "max_model_len": s.max_model_len, "loaded": self.loaded})
+        return JSONResponse({"model": s.model, "dtype": s.dtype, "max_model_len": s.max_model_len,
+                             "loaded": bool(self.loaded)})
 
     def _refused(self, request: Request) -> Response | None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -103,6 +129,13 @@ class RolloutServer:
             return await run_in_threadpool(lambda: work(*load(body)))
         except MMRLError as error:
             return JSONResponse({"kind": type(error).__name__, "error": str(error)}, _KINDS.get(type(error), 500))
+        except _NoWeights:
+            return JSONResponse({"kind": "RolloutError", "error": "no weights yet"}, 503)
+        except _Elsewhere:
+            return JSONResponse({"kind": "RolloutError", "error": "other weights are loaded"}, 412)
+        except Exception as error:  # to whoever asked; the trace belongs into the log of this side
+            _log.exception("a request failed")
+            return JSONResponse({"kind": "RolloutError", "error": f"{type(error).__name__}: {error}"}, 500)
 
     # weights
 
@@ -110,30 +143,43 @@ class RolloutServer:
         return await self._answer(request, self._take)
 
     def _take(self, document: Any, tensors: dict[str, torch.Tensor]) -> Response:
-        """A piece: 'first' begins a sync, 'last' ends it."""
+        """A piece: 'first' begins a sync, 'last' ends it. Raises RolloutError where vLLM does not take it."""
         with self._lock:
             if document["first"]:
                 self._abandon()
+                if document["base"] not in ("", self.loaded):  # the others come on top of weights that are no longer here
+                    raise _Elsewhere
                 pieces: queue.Queue[Any] = queue.Queue(2)
-                self._loading = (pieces, self._worker.submit(self.backend.load, _pieces(pieces)))
-            if self._loading is None:
-                raise RolloutError("expected the first piece of the weights before the others")
-            pieces, done = self._loading
-            _put(pieces, [(name, tensors[name]) for name in document["names"]], done)
-            if document["last"]:
-                _put(pieces, None, done)
-                self._loading = None
-                done.result()
-                self.loaded += 1
+                done = self._worker.submit(self._load, document["sync"], pieces)
+                self._loading = _Loading(document["sync"], pieces, done)
+            if self._loading is None or self._loading.sync != document["sync"]:
+                raise _Elsewhere
+            try:
+                _put(self._loading, [(name, tensors[name]) for name in document["names"]])
+                if document["last"]:
+                    _put(self._loading, None)
+                    self._loading.done.result()
+                    self._loading = None
+            except Exception as error:
+                self._abandon()
+                if isinstance(error, MMRLError):
+                    raise
+                raise RolloutError(f"the weights were not taken over: {type(error).__name__}: {error}") from error
         return JSONResponse({"loaded": self.loaded})
 
+    def _load(self, sync: str, pieces: queue.Queue[Any]) -> None:
+        self.loaded = ""
+        self.backend.load(_pieces(pieces))
+        self.loaded = sync
+
     def _abandon(self) -> None:
-        """End a sync whose sender went away: vLLM keeps what it had not been given."""
-        if self._loading is not None:
-            pieces, done = self._loading
-            self._loading = None
-            _put(pieces, None, done)
-            done.exception()
+        """End a sync that failed, or whose sender went away: half of its weights are worth nothing."""
+        loading, self._loading = self._loading, None
+        if loading is not None:
+            with contextlib.suppress(Exception):  # that of the loading: its sender has been told
+                _put(loading, _GIVEN_UP)
+            loading.done.exception()
+            self.loaded = ""
 
     # questions
 
@@ -152,38 +198,50 @@ class RolloutServer:
         return await self._answer(request, work)
 
     def _ask(self, document: Any, tensors: dict[str, torch.Tensor], work: Callable[[Any], Any]) -> Response:
-        if not self.loaded:
-            return JSONResponse({"kind": "RolloutError", "error": "no weights yet"}, 503)
         prompts, missing = load_prompts(document["prompts"], tensors, self.media.get)
         if missing:
             return JSONResponse({"kind": "missing", "missing": missing}, 409)
         for name, tensor in tensors.items():  # only now: they may push out what this question needs
             if name.startswith("media/"):
                 self.media.put(name.removeprefix("media/"), tensor)
-        return JSONResponse({"found": self._worker.submit(work, prompts).result()})
+
+        def answer() -> Any:
+            if not self.loaded:
+                raise _NoWeights
+            if document["weights"] != self.loaded:
+                raise _Elsewhere
+            return work(prompts)
+
+        return JSONResponse({"found": self._worker.submit(answer).result()})
 
     def close(self) -> None:
         """End the worker thread and vLLM."""
-        with self._lock:
-            self._abandon()
-        self._worker.submit(self.backend.close).result()
-        self._worker.shutdown()
+        try:
+            with self._lock:
+                self._abandon()
+        finally:
+            try:
+                self._worker.submit(self.backend.close).result()
+            finally:
+                self._worker.shutdown()
 
 
-def _put(pieces: queue.Queue[Any], piece: Any, done: Future[None]) -> None:
+def _put(loading: _Loading, piece: Any) -> None:
     """Hand a piece on, unless the loading that takes it has failed: then raise its error."""
     while True:
-        if done.done():
-            done.result()
+        if loading.done.done():
+            loading.done.result()
             return
         try:
-            return pieces.put(piece, timeout=0.1)
+            return loading.pieces.put(piece, timeout=0.1)
         except queue.Full:
             continue
 
 
 def _pieces(pieces: queue.Queue[Any]) -> Iterator[tuple[str, torch.Tensor]]:
     while (piece := pieces.get()) is not None:
+        if piece is _GIVEN_UP:
+            raise RolloutError("the sync was given up before its last piece had come")
         yield from piece
 
 

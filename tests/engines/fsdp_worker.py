@@ -7,6 +7,7 @@ Starting processes takes longer than such a run, so they are used again. The mai
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -25,7 +26,8 @@ from mmrl.world import World
 
 
 def drive(folder: str) -> dict[str, Any]:
-    """Gradients, norms, weights and optimizer state of the engine alone."""
+    """Gradients, norms, weights and optimizer state of the engine alone, whose blocks stay in place from forward to backward."""
+    os.environ["FSDP_RESHARD_AFTER_FORWARD"] = "false"
     world = World(torch.device("cpu"))
     config = RunConfig.model_validate({"engine": {"train": "fsdp2"}, "optim": {"lr": 0.01}})
     policy = load_policy(ModelConfig(path=folder, device="cpu"))
@@ -44,6 +46,10 @@ def drive(folder: str) -> dict[str, Any]:
     def loss(factor: float) -> torch.Tensor:
         (logp_N,) = engine.run(lambda: (policy.logp(batch).logp_N,))
         return logp_N.sum() * factor
+
+    with torch.no_grad():
+        loss(1.0)
+    found["given back"] = world.gather([all(isinstance(p, DTensor) for p in policy.model.parameters())])
 
     def gradient(*factors: float) -> torch.Tensor:
         engine.begin(1.0)

@@ -72,7 +72,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, json.loads(found.removeprefix("found "))
 
 
-def test_full_training_equals_one_process_and_resumes_under_others(launched: tuple[Path, dict[str, Any]]) -> None:
+def test_full_training_equals_one_process_and_is_continued_by_one(launched: tuple[Path, dict[str, Any]]) -> None:
     """Tower and projector learn too; the KL term's reference is sharded as well."""
     folder, _ = launched
     config = str(folder / "full.yaml")
@@ -84,9 +84,6 @@ def test_full_training_equals_one_process_and_resumes_under_others(launched: tup
     for step in (2, 3):
         shutil.rmtree(run / "checkpoints" / f"step_{step:06d}")
     Trainer(load_config(config, ["name=two", "engine.train=single"]), resume=True).fit()
-    compare(one, run)
-    shutil.rmtree(run / "checkpoints" / "step_000003")
-    launch("torchrun", config, "name=two", "engine.train=ddp", "--resume")
     compare(one, run)
 
 
@@ -101,7 +98,7 @@ def test_lora_with_a_frozen_tower_and_cached_features(launched: tuple[Path, dict
 
 def test_two_processes_sum_gradients_and_fail_together(launched: tuple[Path, dict[str, Any]]) -> None:
     _, found = launched
-    assert 0.4 < found["share"] < 0.6 and found["whole"]
+    assert 0.4 < found["share"] < 0.6 and found["whole"] and found["given back"] == [True, True]
     assert all(error < 1e-5 for error in found["sums"].values()), found["sums"]
     first, second, *others = found["norms"]
     assert others == [first, second] and first > 0

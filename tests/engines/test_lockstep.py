@@ -12,6 +12,7 @@ from mmrl.config import load_config
 from mmrl.engines import accelerator_options, train_engine_name
 from mmrl.engines.lockstep import agree, idle_item
 from mmrl.errors import ConfigError
+from mmrl.offpolicy import OffPolicy
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.sft import run_sft
@@ -24,11 +25,14 @@ from tests.engine_kit import ARCHITECTURES, album_data, config_file, fresh_polic
 class OneOfTwo(World):
     """A process whose neighbour says `other`."""
 
-    def __init__(self, other: Any) -> None:
+    size = 2  # type: ignore[assignment]
+
+    def __init__(self, other: Any, heard: list[Any] | None = None) -> None:
         super().__init__(torch.device("cpu"))
-        self.other = other
+        self.other, self.heard = other, [] if heard is None else heard
 
     def gather(self, items: list[Any]) -> list[Any]:
+        self.heard += items
         return [*items, self.other]
 
 
@@ -134,3 +138,29 @@ def test_a_launcher_told_of_another_engine_is_contradicted(monkeypatch: pytest.M
     assert accelerator_options(load_config(None, ["engine.train=fsdp2"])) == {}
     with pytest.raises(ConfigError, match=r"engine\.train fsdp2 under accelerate launch --use_fsdp, found auto"):
         accelerator_options(load_config())
+
+
+def test_a_launcher_told_of_deepspeed_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ConfigError, match=r"deepspeed_zero3 under accelerate launch --use_deepspeed, found ddp; set one of them"):
+        accelerator_options(load_config(None, ["engine.train=ddp"]))
+
+
+def test_corrections_are_counted_over_all_processes() -> None:
+    """A process without a corrected token has the same row as the others."""
+    ours, theirs, all_N = torch.tensor([-1.0, -1.0]), torch.tensor([-1.5, -1.0]), torch.ones(2, dtype=torch.bool)
+    busy, idle = (OffPolicy(load_config(None, ["engine.rollout=vllm"])) for _ in range(2))
+    busy.correct(ours, theirs, ~all_N, all_N, all_N, count=True)
+    counts: list[list[float]] = []
+    for one in (busy, idle):
+        one.metrics(OneOfTwo(counts[0] if counts else [0.0] * 8, counts))
+    rows = [busy.metrics(OneOfTwo(counts[1])), idle.metrics(OneOfTwo(counts[0]))]
+    assert rows[0] == rows[1] == busy.metrics() and rows[0]["train/sampler/weight"] > 1 and idle.metrics() == {}
+
+
+def test_stale_tokens_without_a_correction_of_their_own_have_the_samplers() -> None:
+    ours, theirs, all_N = torch.tensor([-1.0, -1.0]), torch.tensor([-1.5, -1.5]), torch.ones(2, dtype=torch.bool)
+    stale_N = torch.tensor([True, False])
+    found = OffPolicy(load_config(None, ["engine.rollout=vllm", "schedule.kind=async", "schedule.correction=none"]))
+    old_N, weight_N = found.correct(ours, theirs, stale_N, all_N, all_N, count=True)
+    assert torch.equal(old_N, ours) and torch.allclose(weight_N, torch.tensor(0.5).exp().expand(2))

@@ -67,12 +67,12 @@ def test_logps_of_the_other_architectures_equal_the_trainers(arch: str, tmp_path
         made.close()
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize("freeze", [(), FROZEN], ids=["pixels", "features"])
-def test_logps_equal_the_trainers(backend: VLLMBackend, freeze: tuple[str, ...], temperature: float, tmp_path: Path) -> None:
+def test_logps_equal_the_trainers(backend: VLLMBackend, freeze: tuple[str, ...], tmp_path: Path) -> None:
     policy = policy_of(freeze=freeze)
     with engine_on(backend, policy, tmp_path) as (engine, _):
-        same_logps(engine, policy, tmp_path, temperature)
+        for temperature in (0.7, 1.0, 1.3):
+            same_logps(engine, policy, tmp_path, temperature)
         assert engine.last_gap is not None and engine.last_gap.max < 1e-5
         assert len(engine._probes) == 3 and {v.kind for p, _ in engine._probes for v in p.visuals} == {"image", "video"}
 
@@ -198,6 +198,30 @@ def test_a_sync_that_loses_something_is_noticed(backend: VLLMBackend, tmp_path: 
             moved(training, policy)
             with pytest.raises(WeightSyncError, match=r"does not compute with the trainer's weights after a sync.*limit"):
                 engine.publish(training)
+
+
+def test_a_sync_that_fails_goes_to_its_end_and_the_next_one_is_whole(backend: VLLMBackend, tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = SyncPlan.weights
+    seen: list[str] = []
+
+    def wrong(self: SyncPlan, source: Any, *, everything: bool) -> Any:
+        for name, tensor in honest(self, source, everything=everything):
+            seen.append(name)
+            # behind the first of the tensors that vLLM fuses: it must not count towards the next sync
+            yield name, tensor[:, :3] if name.endswith("layers.1.self_attn.k_proj.weight") else tensor
+
+    policy = policy_of()
+    with engine_on(backend, policy, tmp_path) as (engine, training):
+        with monkeypatch.context() as patch:
+            patch.setattr(SyncPlan, "weights", wrong)
+            moved(training, policy)
+            with pytest.raises(RolloutError, match="vLLM did not take over the weights"):
+                engine.publish(training)
+        assert set(seen) == engine.plan.expected, "the other processes take part in gathering each of them"
+        moved(training, policy)
+        engine.publish(training)
+        same_logps(engine, policy, tmp_path)
 
 
 def test_pictures_are_encoded_again_when_the_tower_learns(backend: VLLMBackend, tmp_path: Path,

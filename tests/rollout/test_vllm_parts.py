@@ -14,12 +14,14 @@ from mmrl.config_engine import VLLMConfig
 from mmrl.errors import ConfigError, MissingExtraError, RolloutError
 from mmrl.offpolicy import OffPolicy
 from mmrl.policy.policy import Policy
-from mmrl.rollout.probe import choose_prompts, compare
+from mmrl.rollout import probe
+from mmrl.rollout.build import max_model_len
+from mmrl.rollout.probe import PROBE_TOKENS, choose_prompts, compare
 from mmrl.rollout.vllm_inputs import WireSampling, media_hash, sample_seed, wire_prompt
 from mmrl.rollout.vllm_wire import chunks, dump, dump_prompts, load, load_prompts, load_sampling
 from mmrl.rollout.weights import SyncPlan
 from tests.clip_kit import TASK, clip, loaded, policy_of, sample
-from tests.engine_kit import fresh_policy, picture, weights_of
+from tests.engine_kit import cli, config_file, fresh_policy, picture, small_run, weights_of
 
 
 class Live:
@@ -140,9 +142,27 @@ def test_probes_show_every_kind_of_media(tmp_path: Path) -> None:
     assert len(choose_prompts(policy, [loaded(missing, text)], 2)) == 1
     with pytest.raises(ConfigError, match="none of the first training prompts can be read"):
         choose_prompts(policy, [loaded(missing)], 2)
+    long = sample((), (picture((280, 280)),), 4)
+    for order in ((long, photo), (photo, long)):
+        assert [p.length for p in choose_prompts(policy, [loaded(*order)], 1)] == [policy.encoder(photo, TASK).length]
     gap = compare([[0.0, -1.0]], [[0.5, -1.0]])
     assert (gap.mean, gap.max) == (0.25, 0.5)
     assert not compare([[float("nan")]], [[0.0]]).mean <= 1
+
+
+def test_long_prompts_are_probed_only_for_media_that_no_other_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of()
+    text, photo, films = sample((), (), 0), sample((), (picture((56, 56)),), 1), [sample((clip(tmp_path),), (), n) for n in (2, 3)]
+    monkeypatch.setattr(probe, "_LONG", policy.encoder(films[0], TASK).length - 1)
+    chosen = choose_prompts(policy, [loaded(*films, text, photo)], 4)
+    assert [[v.kind for v in p.visuals] for p in chosen] == [["image"], ["video"], []]
+
+
+def test_a_sequence_has_room_for_an_answer_and_for_the_probe() -> None:
+    for new, room in ((4, PROBE_TOKENS + 1), (100, 100)):
+        config = config_of(rollout={"max_new_tokens": new}, engine={"rollout": "vllm"})
+        assert max_model_len(config) == config.model.max_prompt_tokens + room
+    assert max_model_len(config_of(engine={"vllm": {"max_model_len": 64}})) == 64
 
 
 def config_of(**engine: Any) -> RunConfig:
@@ -182,3 +202,10 @@ def test_server_and_url_belong_together() -> None:
     for wrong in ({"mode": "server"}, {"url": "http://127.0.0.1:1"}):
         with pytest.raises(ValueError, match=r"engine\.vllm\.url"):
             VLLMConfig(**wrong)
+
+
+def test_a_server_that_others_reach_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MMRL_API_KEY", raising=False)
+    tree = small_run(tmp_path, "unused.jsonl")
+    _, err = cli("rollout-server", config_file(tmp_path / "run.yaml", tree), "--host", "0.0.0.0", "--port", "0", status=2)
+    assert "expected a key for a server that listens at 0.0.0.0, found none" in err

@@ -22,6 +22,7 @@ from mmrl.errors import ConfigError, RolloutError
 from mmrl.rollout import Request
 from mmrl.rollout.vllm_client import VLLMClient
 from mmrl.rollout.vllm_engine import VLLMEngine
+from mmrl.rollout.vllm_wire import dump
 from mmrl.trainer import Trainer
 from mmrl.world import World
 from tests.clip_kit import loaded, policy_of
@@ -104,6 +105,62 @@ def test_a_server_answers_with_the_trainers_logps(server: tuple[str, Any, Path],
     del bodies[:]
     engine.generate(small, settings_of())
     assert len(bodies) == 1 and bodies[0] < asked[0].prompt.visuals[0].tokens * 4 * 1176, "one question, without its picture"
+
+
+def published(url: str, folder: Path) -> tuple[VLLMEngine, Any]:
+    """An engine with a client of its own, its weights on the server, and their training engine."""
+    policy, world = policy_of(), World(torch.device("cpu"))
+    training = training_of(policy, world, folder)
+    engine = VLLMEngine(VLLMConfig(**VLLM), policy, policy, world, client_of(url), [loaded(*samples_of(folder))])
+    engine.publish(training)
+    return engine, training
+
+
+def test_weights_of_another_run_do_not_answer(server: tuple[str, Any, Path], tmp_path: Path) -> None:
+    first, training = published(server[0], tmp_path)
+    asked = asked_of(first.policy, tmp_path)
+    first.generate(asked, settings_of())
+    second, _ = published(server[0], tmp_path)
+    second.generate(asked, settings_of())
+    for question in (lambda: first.generate(asked, settings_of()), lambda: first._their_scores(), lambda: first.publish(training)):
+        with pytest.raises(RolloutError, match="another run replaced the weights of the server"):
+            question()
+    second.generate(asked, settings_of())
+
+
+def test_after_a_failed_sync_nothing_answers_until_a_whole_one_came(server: tuple[str, Any, Path], tmp_path: Path) -> None:
+    engine, training = published(server[0], tmp_path)
+    asked = asked_of(engine.policy, tmp_path)
+    weights = dict(engine.plan.weights(training, everything=True))
+    fused = "model.language_model.layers.0.self_attn.q_proj.weight"
+
+    def piece(names: list[str], **rest: Any) -> None:
+        client_of(server[0])._post("/weights", dump({"sync": "x", "base": "", "names": names, **rest},
+                                                    {n: weights[n] for n in names if n in weights}))
+
+    def refused() -> None:
+        client_of(server[0]).load([(fused, weights[fused]), (fused.replace("q_proj", "k_proj"), torch.zeros(3, 3))])
+
+    def torn() -> None:
+        piece([fused], first=True, last=False)
+        piece(["no such tensor"], first=False, last=True)
+
+    for failing, message in ((refused, "vLLM did not take over the weights"), (torn, "KeyError: 'no such tensor'")):
+        with pytest.raises(RolloutError, match=message):
+            failing()
+        with pytest.raises(RolloutError, match=r"has no weights: .* or a sync failed on it"):
+            engine.generate(asked, settings_of())
+        with pytest.raises(RolloutError, match="another run replaced"):  # it would send what changed only
+            engine.publish(training)
+        assert engine.publish(training)["train/sync/gap_max"] < 1e-5
+        groups = engine.generate(asked, settings_of())
+        assert (trainer_logps(engine.policy, asked, groups) - sampled_logps(groups)).abs().max() < 1e-5
+    piece([fused], first=True, last=False)  # its sender goes away
+    engine.backend.loaded, engine._sent = "", False
+    engine.publish(training)
+    with pytest.raises(RolloutError, match="another run replaced"):
+        piece([fused], first=False, last=True)
+    engine.generate(asked, settings_of())
 
 
 def test_a_run_samples_on_the_server_and_says_when_it_is_gone(server: tuple[str, Any, Path], tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""`mmrl serve --engine vllm`: vLLM's own server with the prompts and limits of a checkpoint gives our engine's answers."""
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+
+from mmrl.registry import task_from_spec
+from tasks.scenes import make_scenes
+from tests.engine_kit import ENVIRONMENT, REPO, cli, read_jsonl
+from tests.serve.serve_kit import CHECKPOINT, asking
+
+pytestmark = pytest.mark.slow
+START_S = 600.0
+
+
+@contextmanager
+def vllm_server(log: Path, *options: str) -> Iterator[str]:
+    """Its address, once it answers; it is ended as a user would end it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "mmrl.cli.main", "serve", CHECKPOINT, "--engine", "vllm", "--port", str(port), *options]
+        quick = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
+        process = subprocess.Popen(command, cwd=REPO, env={**ENVIRONMENT, **quick}, stdout=output, stderr=subprocess.STDOUT)
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_S
+    try:
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text(encoding="utf-8", errors="replace")[-4000:]
+            try:
+                with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+                    assert answer.status == 200
+                    break
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.5)
+        yield url
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def test_greedy_answers_on_pictures_are_those_of_mmrl_eval(tmp_path: Path) -> None:
+    settings = ("--config", str(REPO / "configs" / "demo.yaml"))
+    data = make_scenes(str(tmp_path / "data"), 6, 7, 112, {0: 1.0}, "serve-", background="graded")
+    cli("eval", CHECKPOINT, *settings, "--task", "grounding", "--data", data, "--out", str(tmp_path / "out"))
+    expected = read_jsonl(tmp_path / "out" / "predictions.jsonl")
+    samples = list(task_from_spec("grounding", {"prompt": "{question}"}).load(data))
+    with vllm_server(tmp_path / "log.txt", *settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        [model] = client.models.list().data
+        for sample, row in zip(samples, expected, strict=True):
+            content = asking(sample.question, *sample.images)
+            answer = client.chat.completions.create(model=model.id, messages=[{"role": "user", "content": content}], temperature=0,
+                                                    max_tokens=24)
+            assert answer.choices[0].message.content == row["text"], sample.id
+        assert len({row["text"] for row in expected}) > 1, "answers depend on the pictures"
+        with pytest.raises(openai.APIStatusError):  # nothing is fetched from elsewhere unless it is allowed
+            remote = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}, {"type": "text", "text": "where?"}]
+            client.chat.completions.create(model=model.id, messages=[{"role": "user", "content": remote}], max_tokens=4)
