@@ -29,3 +29,11 @@ class Letters(Task):
         """Share of letters from a to m."""
         share = sum("a" <= c <= "m" for c in text.lower()) / max(1, len(text))
         return Score.combine({"accuracy": share}, {"accuracy": 1.0}, parsed=True)
+
+    def gold(self, sample: Sample, ctx: RewardContext) -> str:
+        """A text with the full reward."""
+        return "abc"
+
+    def wrong(self, sample: Sample, ctx: RewardContext) -> str:
+        """A text without any."""
+        return "xyz"
