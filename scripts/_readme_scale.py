@@ -29,7 +29,7 @@ def engines(found: dict[str, Any]) -> str:
     lines.append(f"\nTwo processes over gloo, one thread each, on {machine['cpu']} ({machine['cores']} cores, no GPU): seconds say "
                  "what an engine costs here, not what it gains on GPUs. Apart: the largest difference from `single` with the same "
                  "rollouts, relative to the largest value. Peaks count libraries (vLLM's too) and the copy that samples "
-                 "under ZeRO-3 and FSDP2.")
+                 "under ZeRO-3 and FSDP2: at this size buffers and that copy outweigh what sharding saves.")
     return "\n".join(lines)
 
 
