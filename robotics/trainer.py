@@ -82,22 +82,12 @@ class EmbodiedTrainer(Trainer):
     updater: EmbodiedUpdater
     pipeline: Pipeline[EpisodeGroup, EmbodiedUpdate]
 
-    def __init__(self, config: EmbodiedConfig, **options: Any) -> None:
-        """See Trainer. An error in one process ends all of them with its message, here and in `fit`."""
-        try:
-            super().__init__(config, **options)
-        except Exception as error:
-            if hasattr(self, "world"):
-                self.world.stop(error)
-            raise
-
     def fit(self) -> dict[str, Any]:
         """See Trainer.fit."""
         self._lost: list[dict[str, Any]] = []  # rows for failures.jsonl that the main process does not have
         try:
             return super().fit()
-        except Exception as error:
-            self.world.stop(error)
+        except Exception:  # all processes know of it by now
             if (lost := self.world.gather(self._lost)) and self.world.is_main:
                 self.folder.append("failures.jsonl", lost)
             raise

@@ -12,7 +12,6 @@ import torch
 
 from mmrl.config import RunConfig
 from mmrl.data import LoadedSource
-from mmrl.errors import ConfigError
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import PrefillOnceEngine, RolloutEngine, SamplingSettings
 from mmrl.rollout.probe import PROBE_TOKENS
@@ -33,7 +32,7 @@ def vllm_dtype(policy: Policy) -> str:
 
 
 def dtype_of(config: RunConfig) -> str:
-    """What `vllm_dtype` will be for the policy of `config` on a machine like this one."""
+    """What `vllm_dtype` will be for the policy of `config` on a machine like this one: left to itself vLLM rounds fp32 weights."""
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     chosen = config.model.dtype if config.model.dtype != "auto" else "bf16" if bf16 else "fp32"
     return {"fp32": "float32", "bf16": "bfloat16"}[chosen]
@@ -48,10 +47,6 @@ def build_rollout_engine(config: RunConfig, policy: Policy, world: World, source
     actor = actor or policy
     if config.engine.rollout == "own":
         return PrefillOnceEngine(actor)
-    if config.engine.workers == "ray" and config.engine.ray.rollout_actors:
-        raise ConfigError("expected engine.ray.rollout_actors 0 with engine.rollout vllm, found "
-                          f"{config.engine.ray.rollout_actors}: they sample with the built-in engine; remove it, or use "
-                          "engine.rollout: own")
     vllm_engine = importlib.import_module("mmrl.rollout.vllm_engine")
     r, settings = config.rollout, config.engine.vllm
     vllm_engine.check_sampling(SamplingSettings(r.temperature, r.top_p, r.top_k, r.max_new_tokens, r.batch_tokens))

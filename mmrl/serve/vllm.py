@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.config import RunConfig
 from mmrl.policy.encode import picture_options
 from mmrl.policy.loading import template_for
+from mmrl.rollout.build import dtype_of
 
 if TYPE_CHECKING:
     from mmrl.cli.serving import ServeOptions
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["run_vllm", "system_template", "vllm_command"]
 
 _ANSWER_ROOM = 4096  # tokens that suites may ask for beyond the longest prompt
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def system_template(chat_template: str, system: str) -> str:
@@ -42,7 +42,7 @@ def vllm_command(settings: RunConfig, options: ServeOptions, processor: Any, hf_
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", m.path, "--host", options.host,
                "--port", str(options.port), "--served-model-name", options.name or m.path,
                "--max-model-len", str(min(context, m.max_prompt_tokens + max(_ANSWER_ROOM, max_tokens))),
-               "--dtype", _DTYPES.get(m.dtype) or _auto_dtype(), "--limit-mm-per-prompt", json.dumps({"image": 64, "video": 8}),
+               "--dtype", dtype_of(settings), "--limit-mm-per-prompt", json.dumps({"image": 64, "video": 8}),
                "--chat-template", str(template_file), "--chat-template-content-format", "openai", "--generation-config", "vllm",
                "--override-generation-config", json.dumps({"temperature": r.temperature, "top_p": r.top_p, "top_k": r.top_k or -1,
                                                            "max_new_tokens": max_tokens}),
@@ -54,13 +54,6 @@ def vllm_command(settings: RunConfig, options: ServeOptions, processor: Any, hf_
     if not options.allow_remote_media:  # vLLM fetches from everywhere unless told from where; no host has this name (RFC 2606)
         command += ["--allowed-media-domains", "none.invalid"]
     return command
-
-
-def _auto_dtype() -> str:
-    """What mmrl computes in: bf16 where the GPU has it. Left to itself vLLM would round fp32 weights to fp16 or bf16."""
-    import torch
-
-    return "bfloat16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
 def _frames(video: Any) -> dict[str, float]:
