@@ -56,13 +56,14 @@ _SUITES: dict[str, dict[str, Any]] = {
                           "options": {"dims": 4, "reward": "normalized_dense"}},
                   "action": {"bins": 9, "chunk": 4, "repeat": 2}, "rl": {"reward": "shaped"}}}
 
-_MAIN = """import faulthandler, signal, sys
-signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # what holds again once faulthandler is gone: asked while it exits, it exits
-faulthandler.register(signal.SIGUSR2)
+_MAIN = """import atexit, os, signal, sys, traceback
+signal.signal(signal.SIGUSR2, lambda number, frame: os.write(2, "".join(traceback.format_stack(frame)).encode()))
+atexit.register(signal.signal, signal.SIGUSR2, signal.SIG_IGN)  # asked while it exits, it exits
 print("MMRL-TORTURE", flush=True, file=sys.stderr)
 from mmrl.cli.main import main
 main()"""
-"""`mmrl train` as the console command starts it, which writes its stack when it is asked."""
+"""`mmrl train` as the console command starts it, whose main thread writes its stack when it is asked (faulthandler's signal
+walks the stacks of threads that run on, and now and then crashes by it)."""
 
 _PHASES = (("checkpoint", ("in _checkpoint",)), ("evaluation", ("in _evaluate",)), ("report", ("in build_report",)),
            ("update", ("in add", "in finish")), ("rollout", ("in _train_step",)), ("worker start", ("in _working",)),

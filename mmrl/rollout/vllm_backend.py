@@ -14,6 +14,7 @@ import importlib
 import os
 import random
 import sys
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,27 +75,43 @@ def _undisturbed() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
-@contextlib.contextmanager
-def _readable_modules() -> Iterator[None]:
-    """Keep out of sys.modules those with a name that cannot be looked at: vLLM looks at every name of every module.
+class _ReadableModules:
+    """sys.modules without those that hold a value which cannot be looked at as vLLM does, at every name of every module.
 
-    trimesh, which ManiSkill brings, puts objects that raise ModuleNotFoundError where an optional package is missing.
+    Such are trimesh's, which ManiSkill brings (values that raise ModuleNotFoundError where an optional package is missing), and
+    llvmlite's (a value that has any attribute, __dict__ too).
     """
-    def unreadable(module: Any) -> bool:
+
+    def __getitem__(self, name: str) -> Any:
+        return sys.modules[name]
+
+    def values(self) -> list[Any]:
+        return [module for module in list(sys.modules.values()) if self._readable(module)]
+
+    @staticmethod
+    def _readable(module: Any) -> bool:
         for value in list((getattr(module, "__dict__", None) or {}).values()):
             try:
-                hasattr(value, "__dict__")
-            except Exception:
-                return True
-        return False
+                if hasattr(value, "__dict__"):
+                    vars(value).get("kernel")
+            except Exception:  # whatever a foreign object raises
+                return False
+        return True
 
-    aside = {name: module for name, module in list(sys.modules.items()) if unreadable(module)}
-    for name in aside:
-        del sys.modules[name]
+
+@contextlib.contextmanager
+def _readable_modules() -> Iterator[None]:
+    """vLLM's search for its kernels sees only what it can read (see _ReadableModules); sys.modules itself is left alone."""
+    try:
+        dispatcher: Any = importlib.import_module("vllm.triton_utils.dispatcher")
+    except ModuleNotFoundError:  # a vLLM that does not search
+        yield
+        return
+    dispatcher.sys = types.SimpleNamespace(modules=_ReadableModules())
     try:
         yield
     finally:
-        sys.modules.update(aside)
+        dispatcher.sys = sys
 
 
 def _import_vllm() -> Any:

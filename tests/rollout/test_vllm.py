@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ _LORA = {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj", "do
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[VLLMBackend]:
-    """One vLLM for the tests of this file; each publishes its own weights."""
+    """One vLLM for the tests of this file, beside modules that a search of all names stumbles over; each test publishes its own
+    weights."""
+    for name in ("trimesh", "llvmlite.binding.ffi"):
+        importlib.import_module(name)
     made = backend_of()
     yield made
     made.close()
