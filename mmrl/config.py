@@ -7,7 +7,7 @@ Unknown keys are errors with a did-you-mean. `mmrl config FILE` prints the resol
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -204,6 +204,8 @@ class TrainConfig(_Section):
 
 class RunConfig(_Section):
     """Everything a run needs; written resolved to RUN/config.yaml."""
+
+    overlaps_in_processes: ClassVar[bool] = False  # whether schedule.kind pipelined and async go with several processes
 
     name: str = "run"
     dir: str = "runs"

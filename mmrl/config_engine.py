@@ -25,17 +25,20 @@ class _Section(Section, BaseModel):
 class VLLMConfig(_Section):
     """Rollouts by vLLM (engine.rollout vllm)."""
 
-    mode: Literal["colocated", "server"] = "colocated"  # in the training process, or a server of its own (`mmrl rollout-server`)
+    mode: Literal["colocated", "server"] = "colocated"  # in the training process, or a server of its own (`mmrl rollout-server`);
+    # ^ colocated with ray.rollout_actors: in these
     url: str | None = None  # of the server, e.g. http://10.0.0.2:8100; its key, if it has one: MMRL_API_KEY
     start_s: float = Field(300.0, gt=0)  # for a server to answer when the run starts
     timeout_s: float = Field(1800.0, gt=0)  # for each answer of a server: the samples of a step, or a piece of the weights
-    memory: float = Field(0.45, gt=0, lt=1)  # share of the GPU that vLLM may hold (colocated; a server: --memory)
+    memory: float = Field(0.45, gt=0, lt=1)  # share of the GPU that vLLM may hold (colocated, Ray actor; a server: --memory)
     kv_cache_gib: float = Field(1.0, gt=0)  # on a CPU: room for keys and values
     max_model_len: int | None = Field(None, ge=16)  # null: model.max_prompt_tokens + rollout.max_new_tokens (>= 17)
     sleep: bool = True  # colocated on a GPU: weights and keys leave it while training runs
     probe_prompts: int = Field(2, ge=1)  # prompts whose log-probs are compared after every sync of the weights
     tolerance: float | None = Field(None, gt=0)  # largest mean |vLLM - trainer| log-prob per token of the probe; beyond it the
     # ^ run stops. null: 0.05 in bf16; in fp32 30 times that of the first sync (at least 1e-5, at most 1e-3)
+    compare_weights: bool = True  # after every sync, bit for bit. false: only by the probe, for a vLLM build that keeps weights in
+    # ^ another form than a checkpoint's and says so at the first sync
     correction: Literal["none", "truncate", "mask"] = "truncate"  # of the gap that rounding leaves: tokens count
     # ^ w = trainer / sampler (their probabilities), at most threshold times, or not at all beyond it (mmrl/algorithms/staleness.py)
     threshold: float = Field(2.0, gt=1)
@@ -67,8 +70,9 @@ class RayConfig(_Section):
     # is room
     cpus_per_worker: float = Field(1.0, gt=0)  # of a simulator or reward worker
     gpus_per_worker: float = Field(0.0, ge=0)  # of simulators that render or step on a GPU
-    rollout_actors: int = Field(0, ge=0)  # copies of the policy that generate, each for a share of the prompts; 0: the training
-    # ^ process generates. With one, results equal its own bit for bit on a CPU; with several, to rounding (other batches)
+    rollout_actors: int = Field(0, ge=0)  # copies of the policy that generate, each for a share of the prompts (per training
+    # ^ process); 0: it generates itself. With one, results equal its own bit for bit on a CPU; with several, to rounding (other
+    # batches). With rollout vllm each holds a vLLM engine: on a GPU of its own set vllm.memory to about 0.9
     cpus_per_rollout_actor: float = Field(1.0, gt=0)
     gpus_per_rollout_actor: float = Field(0.0, ge=0)
     environment: dict[str, str] = {}  # variables for all actors and their processes, beside those of their nodes (MUJOCO_GL ..)
@@ -92,10 +96,25 @@ class EngineConfig(_Section):
         if self.deepspeed.offload == "all" and self.train == "deepspeed_zero2":
             raise ValueError("engine.deepspeed.offload all moves parameters, which deepspeed_zero2 keeps whole on every GPU; use "
                              "deepspeed_zero3, or offload: optimizer")
-        if self.ray.rollout_actors and (self.workers != "ray" or self.rollout != "own"):
-            raise ValueError(f"engine.ray.rollout_actors {self.ray.rollout_actors} needs engine.workers: ray and engine.rollout: "
-                             f"own, found {self.workers} and {self.rollout}; set them, or rollout_actors: 0")
+        if self.ray.rollout_actors and self.workers != "ray":
+            raise ValueError(f"engine.ray.rollout_actors {self.ray.rollout_actors} needs engine.workers: ray, found "
+                             f"{self.workers}; set it, or rollout_actors: 0")
+        if self.ray.rollout_actors and self.rollout == "vllm":
+            self._vllm_actors()
         return self
+
+    def _vllm_actors(self) -> None:
+        """Raises ValueError for what rollout actors that hold vLLM cannot be."""
+        actors, gpus = self.ray.rollout_actors, self.ray.gpus_per_rollout_actor
+        if self.vllm.mode == "server":
+            raise ValueError(f"expected one place for vLLM, found two: engine.vllm.mode server ({self.vllm.url}) and "
+                             f"engine.ray.rollout_actors {actors}; leave out engine.vllm.mode and url, or set rollout_actors: 0")
+        if gpus > 1:
+            raise ValueError(f"engine.ray.gpus_per_rollout_actor: expected at most 1 with engine.rollout: vllm, found {gpus:g}: "
+                             "each actor holds one engine on one GPU; set it to 1, and rollout_actors to the number of GPUs")
+        if 0 < gpus < self.vllm.memory:
+            raise ValueError(f"engine.vllm.memory: expected at most engine.ray.gpus_per_rollout_actor = {gpus:g}, found "
+                             f"{self.vllm.memory:g}: together the actors of a GPU would take more than it has; lower it")
 
 
 class OperationsConfig(_Section):

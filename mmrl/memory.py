@@ -262,22 +262,9 @@ def _phases(config: RunConfig, shape: Any, p: ParameterBytes, kind: str, n: int,
 def _vllm(config: RunConfig, p: ParameterBytes, kind: str, available: float | None) -> float:
     """Of vLLM in the training process: its share of a GPU; on a CPU its weights and KV cache."""
     v = config.engine.vllm
-    if v.mode == "server":
+    if v.mode == "server" or config.engine.ray.rollout_actors:
         return 0.0
     return v.memory * available if kind == "cuda" and available is not None else p.weights + v.kv_cache_gib * _GIB
-
-
-def _engine_name(config: RunConfig, processes: int) -> str:
-    """The training engine. Embodied runs overlap stages in several processes, too, with whole weights (robotics/trainer.py)."""
-    from mmrl.engines.build import train_engine_name
-
-    if not hasattr(config, "env"):
-        return train_engine_name(config, processes)
-    if config.engine.train not in ("auto", "single", "ddp"):
-        raise ConfigError(f"expected engine.train auto, single or ddp in an embodied run, found {config.engine.train}; set "
-                          "engine.train: auto")
-    serial = config.schedule.model_copy(update={"kind": "serial"})
-    return train_engine_name(config.model_copy(update={"schedule": serial}), processes)
 
 
 def estimate(config: RunConfig, *, processes: int = 1, kind: Literal["cuda", "cpu"] = "cuda", prompt_tokens: int | None = None,
@@ -286,10 +273,11 @@ def estimate(config: RunConfig, *, processes: int = 1, kind: Literal["cuda", "cp
 
     Raises ConfigError where the model's configuration cannot be read, or the training engine does not go with the run.
     """
+    from mmrl.engines.build import train_engine_name
     from mmrl.shapes import config_of
 
     shape = config_of(config.model.path)
-    engine = _engine_name(config, processes)
+    engine = train_engine_name(config, processes)
     p = _parameters(config.model.model_dump_json(), config.algorithm.kl.coef > 0 and config.model.lora is None, kind)
     parts, step, host, saved = _held(p, config, engine, processes, kind)
     prompt = prompt_tokens or prompt_tokens_of(config, shape)

@@ -146,8 +146,12 @@ def resolve_task(spec: str) -> type[Task]:
 
 
 def task_from_spec(spec: str, params: dict[str, Any] | None = None) -> Task:
-    """An instance of the task `spec` with `params`. Raises ConfigError for parameters it does not take."""
+    """An instance of the task `spec` with `params`. Raises ConfigError for parameters it does not take, and for a class that lacks
+    some of a task's methods."""
     cls, settings = resolve_task(spec), params or {}
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise ConfigError(f"task '{spec}': expected every method of a task, found {cls.__qualname__} without {', '.join(missing)}; "
+                          "write them (see mmrl.Task for what each returns)")
     try:
         inspect.signature(cls).bind(**settings)
     except TypeError as error:

@@ -11,7 +11,8 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -67,18 +68,23 @@ class RunFolder:
         self.lock = RunLock(self.path)
         self._replace = False
 
-    def prepare(self, *, resume: bool, overwrite: bool) -> None:
-        """Make the folder and lock it until `finish`.
+    @contextmanager
+    def held(self, *, resume: bool, overwrite: bool) -> Iterator[None]:
+        """Make the folder, and keep it for this launch until `finish` or the end of the block.
 
         Raises ConfigError when another launch trains there, or when it holds a run and neither resume nor overwrite was asked.
         """
         self.lock.acquire()
-        used = (self.path / "metrics.jsonl").exists() or (self.path / "run.json").exists()
-        self._replace = used and overwrite and not resume
-        if used and not resume and not overwrite:
-            raise ConfigError(f"{self.path} already holds a run; continue it with --resume, replace it with --overwrite, "
-                              "or choose another name=")
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            used = (self.path / "metrics.jsonl").exists() or (self.path / "run.json").exists()
+            self._replace = used and overwrite and not resume
+            if used and not resume and not overwrite:
+                raise ConfigError(f"{self.path} already holds a run; continue it with --resume, replace it with --overwrite, "
+                                  "or choose another name=")
+            self.path.mkdir(parents=True, exist_ok=True)
+            yield
+        finally:
+            self.lock.release()
 
     def start(self, *, total_steps: int, resumed_at: int | None) -> None:
         """Write config.yaml and run.json; only now, when model and data have loaded, a replaced run is removed."""

@@ -1,29 +1,39 @@
 """Supervised warm start: the task's own gold answers, with the same encoder, packing and optimizer as RL.
 
     mmrl sft configs/tiny_warmstart.yaml
+    torchrun --nproc_per_node 8 -m mmrl.cli.main sft configs/grounding.yaml engine.train=fsdp2
 
 RL sharpens what a policy already does now and then; this teaches it to do so. Loss: mean negative log-likelihood of the
 answer tokens (the end-of-turn token included).
+
+Several processes make the steps of one: each takes its share of a step's samples, on any engine of mmrl.engines; the loss is
+summed and divided once by the tokens of all, and failures are counted over all.
 """
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import torch
 
-from mmrl.config import RunConfig
+from mmrl.config import OptimConfig, RunConfig
 from mmrl.data import PromptStream, load_sources, prompt_stream
-from mmrl.errors import ConfigError, DataError, MediaError
-from mmrl.optim import build_optimizer, take_step
-from mmrl.policy.pack import PackItem, micro_batches, pack
+from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
+from mmrl.engines.lockstep import agree, idle_item
+from mmrl.errors import DataError, MediaError
+from mmrl.optim import build_optimizer
+from mmrl.policy.pack import Batch, PackItem, micro_batches, pack
 from mmrl.policy.policy import Policy
 from mmrl.prefetch import prefetching
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample
+from mmrl.world import World
 
-__all__ = ["context_for", "gold_ids", "run_sft"]
+__all__ = ["context_for", "gold_ids", "run_sft", "supervised"]
+
+C = TypeVar("C", bound=RunConfig)
 
 _MAX_FAILURE_SHARE = 0.2  # of a step's samples
 
@@ -41,60 +51,82 @@ def gold_ids(policy: Policy, sample: Sample, task: Task) -> tuple[int, ...]:
     return (*ids, policy.eos_ids[0])
 
 
-def run_sft(policy: Policy, config: RunConfig,
-            on_step: Callable[[int, dict[str, Any]], None] | None = None) -> dict[str, Any]:
-    """Train for config.train.steps steps of prompts_per_step samples; calls on_step(step, metrics) after each.
+def supervised(config: C, optim: OptimConfig | None = None) -> C:
+    """The configuration as the training engines are to see it: with this optimizer, and without rollouts to overlap with."""
+    schedule = config.schedule.model_copy(update={"kind": "serial"})
+    return config.model_copy(update={"schedule": schedule, "optim": optim or config.optim})
+
+
+def run_sft(policy: Policy, config: RunConfig, on_step: Callable[[int, dict[str, Any]], None] | None = None,
+            world: World | None = None) -> dict[str, Any]:
+    """Train for config.train.steps steps of prompts_per_step samples; the main process calls on_step(step, metrics) after each.
 
     A sample whose media cannot be read, or whose prompt is too long, is left out of the loss: metrics["failed"] counts those
     of the step, metrics["failures"] lists all so far (step, source, id, reason). data.workers prepare the media of this step
-    and the next meanwhile.
+    and the next meanwhile. Metrics are those of all processes together, "seconds" apart, and returned in each.
 
-    Raises ConfigError for an engine of several processes, DataError when more than one sample and more than 20 % of a step
-    fail, or all of it, and NonFiniteError when the loss stops being finite.
+    `world`: the processes of the run, made with mmrl.engines.accelerator_options(config); those of the launcher by default. Where
+    engine.train shards the weights (fsdp2, deepspeed_zero3), `policy` holds whole trained ones afterwards in the main process
+    alone, in host memory: ready to be saved.
+
+    Raises ConfigError for an engine that does not go with the number of processes, DataError when more than one sample and more
+    than 20 % of a step fail, or all of it, and NonFiniteError when the loss stops being finite: all processes together.
     """
-    if (found := config.engine.train) not in ("auto", "single"):
-        raise ConfigError(f"expected engine.train auto or single for supervised fine-tuning, found {found}: it trains in one "
-                          "process; remove engine.train")
-    stream = prompt_stream(config, load_sources(config.data.train, on_error=config.data.on_error))
-    optimizer = build_optimizer(policy.trainable(), config.optim)
+    config = supervised(config)
+    world = world or World(policy.device, **accelerator_options(config))
+    with world.telling():
+        stream = prompt_stream(config, load_sources(config.data.train, on_error=config.data.on_error))
+        kept = build_actor(config, world, policy, samples=False)
+    world.barrier()
+    engine = build_train_engine(config, world, policy, build_optimizer(policy.trainable(), config.optim))
     metrics: dict[str, Any] = {}
     failures: list[dict[str, Any]] = []
     encoder, steps = policy.encoder, config.train.steps
     with prefetching(config.data, [encoder.visuals]) as [encoder.ahead]:
-        coming: list[tuple[Sample, Task]] = []
+        coming = _share(stream, config, world)
         for step in range(1, steps + 1):
             began = time.perf_counter()
-            drawn = coming or _draw(stream, config)
-            coming = _draw(stream, config) if step < steps else []
-            if encoder.ahead is not None:
-                encoder.ahead.forget()
-                encoder.ahead.expect([sample for sample, _ in (*drawn, *coming)])
-            items, failed = _encoded(policy, drawn, step)
+            with world.telling():
+                drawn, coming = coming, _share(stream, config, world) if step < steps else []
+                if encoder.ahead is not None:
+                    encoder.ahead.forget()
+                    encoder.ahead.expect([sample for sample, _ in (*drawn, *coming)])
+                items, mine = _encoded(policy, drawn, step, world.rank)
+            failed = [row for _, _, row in sorted(world.gather(mine), key=lambda found: found[:2])]
             failures += failed
-            _check_failures(failed, len(drawn))
-            metrics = {**_update(policy, optimizer, items, config, step), "failed": len(failed), "failures": failures,
+            _check_failures(failed, config.train.prompts_per_step)
+            metrics = {**_update(policy, engine, items, config, step, world), "failed": len(failed), "failures": failures,
                        "seconds": time.perf_counter() - began}
-            if on_step is not None:
-                on_step(step, metrics)
+            if on_step is not None and world.is_main:
+                with world.telling():
+                    on_step(step, metrics)
     encoder.visuals.release()
+    world.barrier()
+    if kept is not policy:
+        engine.fill(kept)
+        policy.take_over(kept)
     return metrics
 
 
-def _draw(stream: PromptStream, config: RunConfig) -> list[tuple[Sample, Task]]:
-    return [stream.draw() for _ in range(config.train.prompts_per_step)]
+def _share(stream: PromptStream, config: RunConfig, world: World) -> list[tuple[Sample, Task]]:
+    """This process's samples of the next step: every world.size-th of all."""
+    return [stream.draw() for _ in range(config.train.prompts_per_step)][world.rank::world.size]
 
 
-def _encoded(policy: Policy, drawn: Sequence[tuple[Sample, Task]], step: int) -> tuple[list[PackItem], list[dict[str, Any]]]:
-    """Prompts with their gold answers, whose media nothing can take away until the next step; and a record of those without."""
+def _encoded(policy: Policy, drawn: Sequence[tuple[Sample, Task]], step: int,
+             rank: int) -> tuple[list[PackItem], list[tuple[int, int, dict[str, Any]]]]:
+    """Prompts with their gold answers, whose media nothing can take away until the next step; and a record of each of those
+    without, behind its place in `drawn` and the rank, by which all processes' records come in the order of the draws."""
     items: list[PackItem] = []
-    failed: list[dict[str, Any]] = []
+    failed: list[tuple[int, int, dict[str, Any]]] = []
     policy.encoder.visuals.release()
-    for sample, task in drawn:
+    for place, (sample, task) in enumerate(drawn):
         try:
             prompt = policy.encoder(sample, task)
             policy.encoder.visuals.lease(prompt.visuals, policy.tower())
         except (MediaError, DataError) as error:
-            failed.append({"step": step, "source": sample.source, "id": sample.id, "reason": f"{type(error).__name__}: {error}"})
+            reason = f"{type(error).__name__}: {error}"
+            failed.append((place, rank, {"step": step, "source": sample.source, "id": sample.id, "reason": reason}))
             continue
         items.append(PackItem(prompt, (gold_ids(policy, sample, task),)))
     return items, failed
@@ -107,17 +139,27 @@ def _check_failures(failed: Sequence[Mapping[str, Any]], drawn: int) -> None:
                         f"{failed[0]['reason']}")
 
 
-def _update(policy: Policy, optimizer: torch.optim.Optimizer, items: Sequence[PackItem], config: RunConfig,
-            step: int) -> dict[str, float]:
-    """One optimizer step; its loss per token, gradient norm and number of tokens."""
-    parameters = policy.trainable()
-    optimizer.zero_grad(set_to_none=True)
-    loss, tokens = 0.0, 0
-    for indices in micro_batches(items, config.train.token_budget):
-        logp_N = policy.logp(pack([items[i] for i in indices])).logp_N
-        (-logp_N.sum()).backward()
-        loss -= float(logp_N.detach().sum())
-        tokens += logp_N.numel()
-    norm, _ = take_step(optimizer, parameters, config.optim, tokens, step - 1, config.train.steps,
-                        lambda norm: f"step {step}: the gradient norm is {norm}; lower optim.lr (now {config.optim.lr})")
-    return {"loss": loss / tokens, "grad_norm": norm, "tokens": tokens}
+def _update(policy: Policy, engine: TrainEngine, items: Sequence[PackItem], config: RunConfig, step: int,
+            world: World) -> dict[str, float]:
+    """One optimizer step; its loss per token, gradient norm and number of tokens, of all processes."""
+    plan = list(micro_batches(items, config.train.token_budget))
+    count, tokens = agree(world, len(plan), sum(len(item.completions[0]) for item in items))
+    if engine.lockstep:
+        plan += [[]] * (count - len(plan))
+    engine.begin(tokens)
+    loss = 0.0
+    # where lockstep, the others are about to run collectives of the engine's own
+    with nullcontext() if engine.lockstep else world.telling():
+        for number, indices in enumerate(plan, 1):
+            logp_N = _logp(policy, engine, pack([items[i] for i in indices] or [idle_item(policy.eos_ids[0])]))
+            engine.backward(-logp_N.sum() if indices else logp_N.sum() * 0.0, last=number == len(plan))
+            loss -= float(logp_N.detach().sum()) if indices else 0.0
+    (loss,) = world.sum([loss])  # also where the error of another process is heard of, before gradients are reduced
+    norm, _ = engine.step(tokens, step - 1, config.train.steps,
+                          lambda norm: f"step {step}: the gradient norm is {norm}; lower optim.lr (now {config.optim.lr})")
+    return {"loss": loss / tokens, "grad_norm": norm, "tokens": int(tokens)}
+
+
+def _logp(policy: Policy, engine: TrainEngine, batch: Batch) -> torch.Tensor:
+    (logp_N,) = engine.run(lambda: (policy.logp(batch).logp_N,))
+    return logp_N

@@ -28,7 +28,7 @@ from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError,
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
 from mmrl.identity import check_identity, run_identity
 from mmrl.metrics import completion_records, step_metrics
-from mmrl.operations.beside import operating, stop_if_asked
+from mmrl.operations.beside import holding, operating, stop_if_asked
 from mmrl.operations.restart import agree_on_checkpoint, resumes
 from mmrl.optim import build_optimizer
 from mmrl.pipeline import GroupSource, IteratorSource, Outcome, Pipeline, PipelineSettings
@@ -70,11 +70,11 @@ class Trainer:
         config = self.config
         self.folder = RunFolder(config)
         resume = resumes(resume, self.folder.path, self.world)
-        self.overwrite = overwrite and not resume
+        self.resume, self.overwrite = resume, overwrite and not resume
         self.checkpoints = Checkpoints(self.folder.path / "checkpoints", config.train.keep_last)
         if self.world.is_main:
-            self.folder.prepare(resume=resume, overwrite=overwrite)
-            self.checkpoints.clean()
+            with self.folder.held(resume=resume, overwrite=overwrite):  # a trainer that never trains keeps nobody out
+                self.checkpoints.clean()
         self.world.barrier()
         steps = self.checkpoints.steps() if resume else []
         self.start_step = steps[-1] if steps else 0
@@ -157,7 +157,7 @@ class Trainer:
             return self._run()
 
     def _run(self) -> dict[str, Any]:
-        with self._working(), operating(self) as self.interrupts:
+        with holding(self), self._working(), operating(self) as self.interrupts:
             self._restore()
             trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
             status, signal = "failed", None
@@ -262,7 +262,7 @@ class Trainer:
             return
         self.actor.version = self.policy.version
         if (save or self.config.engine.rollout == "own") and self._filled != self.updater.updates:
-            self.training.fill(self.actor.model)
+            self.training.fill(self.actor)
             self._filled = self.updater.updates
 
     def _records(self, step: int) -> list[dict[str, Any]]:

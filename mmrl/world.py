@@ -59,7 +59,7 @@ class World:
     `options` are further arguments of accelerate's Accelerator, the plugin of a training engine (mmrl.engines).
     """
 
-    _stopping = False  # this process or another one ends with an error, and all know it
+    _stopping = False
 
     def __init__(self, device: torch.device | None = None, **options: Any) -> None:
         if device is not None:
@@ -89,6 +89,11 @@ class World:
     def device(self) -> torch.device:
         """Device of this process."""
         return self.accelerator.device
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this process or another one ends with an error, and all know it."""
+        return self._stopping
 
     def gather(self, items: list[Any]) -> list[Any]:
         """Picklable items of all processes, in order of rank, on every process.

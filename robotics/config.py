@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -136,7 +136,8 @@ class ScheduleConfig(_ScheduleConfig):
 
 _UNUSED = {"algorithm": ("advantage", "aggregate", "importance", "aggregation", "contrast", "difficulty", "offline", "overlong",
                          "carry_share"),
-           "rollout": ("top_p", "top_k", "max_new_tokens"), "data": ("train", "eval", "selection", "curriculum"),
+           "engine": ("rollout", "vllm"), "rollout": ("top_p", "top_k", "max_new_tokens"),
+           "data": ("train", "eval", "selection", "curriculum"),
            "reward": ("shuffle",), "eval": ("views",), "train": ("forward",)}
 """Keys of the other kind of run, by section: an embodied run refuses them rather than ignore them."""
 
@@ -159,6 +160,8 @@ def _changed(section: BaseModel, key: str) -> bool:
 class EmbodiedConfig(RunConfig):
     """Everything an embodied run needs. train.prompts_per_step counts groups (initial states), rollout.group_size episodes
     of each; eval.limit counts held-out states."""
+
+    overlaps_in_processes: ClassVar[bool] = True  # each has a whole policy, and waits for the others in between two steps
 
     env: EnvConfig = EnvConfig()
     action: ActionConfig = ActionConfig()

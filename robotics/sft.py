@@ -1,6 +1,7 @@
 """Warm start of a VLA policy by behaviour cloning: the chunk a demonstrator chose, as action tokens.
 
     mmrl sft configs/maniskill.yaml
+    torchrun --nproc_per_node 8 -m mmrl.cli.main sft configs/maniskill.yaml engine.train=fsdp2
 
 Every control step of a demonstration is a training example: the picture there, and the chunk that follows as the target. Steps
 beyond the end of an episode are not learned. Loss: mean negative log-likelihood of the action tokens.
@@ -11,15 +12,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
+from mmrl.engines.lockstep import agree
 from mmrl.errors import ConfigError
-from mmrl.optim import build_optimizer, take_step
+from mmrl.optim import build_optimizer
+from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import within_budget
+from mmrl.sft import supervised
+from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.contract import Observation
 from robotics.vla import VLAPolicy
@@ -63,15 +70,32 @@ class DemoSteps:
         return Observation(pictures, episode.proprio[p], episode.instruction), bins.reshape(-1), np.repeat(valid, codec.dim)
 
 
-def clone(vla: VLAPolicy, demos: DemoSteps, config: EmbodiedConfig,
-          on_step: Callable[[int, dict[str, Any]], None] | None = None) -> dict[str, float]:
-    """config.demos.steps optimizer steps of demos.batch examples; on_step(step, metrics) after each.
+@dataclass(frozen=True)
+class _Example:
+    """An encoded control step: its prompt, the target bins (N,), and which of them are real actions (N,)."""
 
-    Raises NonFiniteError when the loss stops being finite.
+    prompt: Prompt
+    tokens: list[int]
+    mask_N: np.ndarray
+
+
+def clone(vla: VLAPolicy, demos: DemoSteps, config: EmbodiedConfig,
+          on_step: Callable[[int, dict[str, Any]], None] | None = None, world: World | None = None) -> dict[str, float]:
+    """config.demos.steps optimizer steps of demos.batch examples; the main process calls on_step(step, metrics) after each.
+
+    `world`: the processes of the run, each of which takes its share of a batch; those of the launcher by default. Metrics are those
+    of all together, "seconds" apart. Where engine.train shards the weights, `vla` holds whole trained ones afterwards in the main
+    process alone, in host memory.
+
+    Raises ConfigError for an engine that does not go with the number of processes, and NonFiniteError when the loss stops being
+    finite: all processes together.
     """
-    parameters = vla.trainable()
-    settings = config.demos.optim
-    optimizer = build_optimizer(parameters, settings)
+    config = supervised(config, config.demos.optim)
+    world = world or World(vla.device, **accelerator_options(config))
+    with world.telling():
+        kept = build_actor(config, world, vla, samples=False)
+    world.barrier()
+    engine = build_train_engine(config, world, vla, build_optimizer(vla.trainable(), config.optim))
     rng = np.random.default_rng((config.seed, 31))
     order: list[int] = []
     metrics: dict[str, float] = {}
@@ -80,20 +104,53 @@ def clone(vla: VLAPolicy, demos: DemoSteps, config: EmbodiedConfig,
         while len(order) < config.demos.batch:
             order += rng.permutation(len(demos)).tolist()
         chosen, order = order[:config.demos.batch], order[config.demos.batch:]
-        examples = [demos.example(i) for i in chosen]
-        prompts = [vla.prompt(o) for o, _, _ in examples]
-        optimizer.zero_grad(set_to_none=True)
-        loss, tokens, right = 0.0, 0, 0.0
-        for part in within_budget([p.length + vla.tokens_per_decision for p in prompts], config.train.token_budget):
-            mask = torch.tensor(np.concatenate([examples[i][2] for i in part]), device=vla.core.device)
-            logp_N = vla.evaluate([prompts[i] for i in part], [examples[i][1].tolist() for i in part]).logp_N[mask]
-            (-logp_N.sum()).backward()
-            loss, tokens = loss - float(logp_N.detach().sum()), tokens + logp_N.numel()
-            right += float((logp_N.detach() > np.log(0.5)).sum())
-        failure = f"step {step}: the gradient norm is {{}}; lower demos.optim.lr (now {settings.lr})"
-        norm, _ = take_step(optimizer, parameters, settings, tokens, step - 1, config.demos.steps, failure.format)
-        metrics = {"loss": loss / tokens, "sure": right / tokens, "grad_norm": norm, "tokens": tokens,
-                   "seconds": time.perf_counter() - began}
-        if on_step is not None:
-            on_step(step, metrics)
+        with world.telling():
+            examples = _encoded(vla, demos, chosen[world.rank::world.size])
+        metrics = _update(vla, engine, examples, config, step, world) | {"seconds": time.perf_counter() - began}
+        if on_step is not None and world.is_main:
+            with world.telling():
+                on_step(step, metrics)
+    world.barrier()
+    if kept is not vla:
+        engine.fill(kept)
+        vla.core.take_over(kept.core)
+        vla.value_head = kept.value_head
     return metrics
+
+
+def _encoded(vla: VLAPolicy, demos: DemoSteps, numbers: Sequence[int]) -> list[_Example]:
+    found = [demos.example(number) for number in numbers]
+    return [_Example(vla.prompt(observation), bins_N.tolist(), mask_N) for observation, bins_N, mask_N in found]
+
+
+def _update(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example], config: EmbodiedConfig, step: int,
+            world: World) -> dict[str, float]:
+    """One optimizer step on this process's examples; its metrics, of all processes."""
+    plan = [[examples[i] for i in part] for part in within_budget(
+        [e.prompt.length + vla.tokens_per_decision for e in examples], config.train.token_budget)]
+    count, tokens = agree(world, len(plan), float(sum(e.mask_N.sum() for e in examples)))
+    if engine.lockstep:
+        bins = vla.tokens_per_decision
+        plan += [[_Example(vla.idle_prompt(), [0] * bins, np.zeros(bins, bool))]] * (count - len(plan))
+    engine.begin(tokens)
+    loss, right = 0.0, 0.0
+    # where lockstep, the others are about to run collectives of the engine's own
+    with nullcontext() if engine.lockstep else world.telling():
+        for number, part in enumerate(plan, 1):
+            logp_N, values_DV = _evaluated(vla, engine, part)
+            logp_N = logp_N[torch.tensor(np.concatenate([e.mask_N for e in part]), device=vla.device)]
+            engine.backward(-logp_N.sum() + values_DV.sum() * 0.0, last=number == len(plan))  # a critic stays as it is
+            loss -= float(logp_N.detach().sum())
+            right += float((logp_N.detach() > np.log(0.5)).sum())
+    loss, right = world.sum([loss, right])  # also where the error of another process is heard of, before gradients are reduced
+    failure = f"step {step}: the gradient norm is {{}}; lower demos.optim.lr (now {config.optim.lr})"
+    norm, _ = engine.step(tokens, step - 1, config.demos.steps, failure.format)
+    return {"loss": loss / tokens, "sure": right / tokens, "grad_norm": norm, "tokens": int(tokens)}
+
+
+def _evaluated(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example]) -> tuple[torch.Tensor, ...]:
+    def forward() -> tuple[torch.Tensor, ...]:
+        found = vla.evaluate([e.prompt for e in examples], [e.tokens for e in examples])
+        return found.logp_N, found.values_DV
+
+    return engine.run(forward)

@@ -8,7 +8,9 @@ Under torchrun or accelerate launch every process plays its share of a step's pl
 (env.slots and env.workers are of each process); gradients are summed once per optimizer step. Collective operations run in the
 thread that trains inside updater.finish(), and in the main thread between two steps: never in two threads at once, and in the
 same order in all processes. An error in one of them is told to the others where they would wait for it (World.stop): all end
-with its message.
+with its message, unless it arises inside of a pass through a model that is sharded.
+
+With engine.train fsdp2 or deepspeed_zero3 a whole copy of the policy acts, is evaluated and saved; schedule.kind is serial then.
 """
 from __future__ import annotations
 
@@ -24,8 +26,7 @@ import numpy as np
 import torch
 
 from mmrl.cluster.run import run_cluster, simulator_demand
-from mmrl.engines.local import LocalEngine
-from mmrl.errors import ConfigError
+from mmrl.engines import build_actor, build_train_engine, train_engine_name
 from mmrl.evaluate import Evaluation
 from mmrl.metrics import peak_memory_gib
 from mmrl.pipeline import Outcome, Pipeline
@@ -63,18 +64,6 @@ def own_gpu(device: torch.device) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": visible.split(",")[number].strip() if visible else str(number)}
 
 
-def _check_engine(config: EmbodiedConfig, processes: int) -> None:
-    """Raises ConfigError for an engine.train that embodied runs do not have, or not in so many processes."""
-    found = config.engine.train
-    if found not in ("auto", "single", "ddp"):
-        raise ConfigError(f"expected engine.train auto, single or ddp in an embodied run, found {found}: the policy decides for "
-                          "simulators while it is trained and has to be whole in every process; set engine.train: auto, and where "
-                          "it does not fit a GPU model.lora, model.freeze or model.gradient_checkpointing")
-    if found == "single" and processes > 1:
-        raise ConfigError(f"expected engine.train auto or ddp in a run of {processes} processes, found single; set engine.train: "
-                          "auto, or start one process")
-
-
 class EmbodiedTrainer(Trainer):
     """One embodied run; see mmrl.trainer.Trainer for the events."""
 
@@ -87,13 +76,21 @@ class EmbodiedTrainer(Trainer):
         self._lost: list[dict[str, Any]] = []  # rows for failures.jsonl that the main process does not have
         try:
             return super().fit()
-        except Exception:  # all processes know of it by now
-            if (lost := self.world.gather(self._lost)) and self.world.is_main:
+        except Exception:
+            if self.world.stopping and (lost := self.world.gather(self._lost)) and self.world.is_main:
                 self.folder.append("failures.jsonl", lost)
             raise
 
+    def _run(self) -> dict[str, Any]:
+        try:
+            return super()._run()
+        except Exception as error:
+            if self.training.lockstep and not self.training.engaged:
+                self.world.stop(error)
+            raise
+
     def _load_data(self) -> None:
-        _check_engine(self.config, self.world.size)
+        train_engine_name(self.config, self.world.size)
         self.train_sources, self.eval_sources = [], []
         for spec in env_specs(self.config):
             make_simulator(spec)  # cheap: names a suite that does not exist before a model is loaded
@@ -114,8 +111,13 @@ class EmbodiedTrainer(Trainer):
         return optimizer
 
     def _build_engines(self) -> None:
-        """Every process has the whole model (robotics.update takes the optimizer steps); the policy itself samples and is saved."""
-        self.actor, self.training = self.policy, LocalEngine(self.config.optim, self.world, self.policy, self.optimizer)
+        with self.world.telling():
+            self.actor = build_actor(self.config, self.world, self.policy)
+        self.training = build_train_engine(self.config, self.world, self.policy, self.optimizer)
+
+    def _fill_actor(self, *, save: bool = False) -> None:
+        self.policy.version = self.actor.version  # robotics.source counts that of what acts
+        super()._fill_actor(save=save)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -127,11 +129,11 @@ class EmbodiedTrainer(Trainer):
                 c.env.slots, workers, pool_settings(c.env) if self.cluster else limits,  # Ray chooses the GPUs of its actors
                 RayWorkers(self.cluster) if self.cluster else None) as self.pool:
             stages = 1 if c.schedule.kind == "serial" else c.schedule.stages
-            self.driver = Driver(self.pool, self.policy, seed=c.seed, stages=stages, temperature=c.rollout.temperature,
+            self.driver = Driver(self.pool, self.actor, seed=c.seed, stages=stages, temperature=c.rollout.temperature,
                                  retries=c.env.retries, timeline=self.timeline, bootstrap=c.rl.bootstrap)
             self.source = EpisodeSource(c, self.driver, rank=self.world.rank, size=self.world.size)
             self._ahead: list[Failure] = []  # attempts of the next steps that failed during an evaluation
-            self.updater = EmbodiedUpdater(c, self.policy, self.optimizer, self.world)
+            self.updater = EmbodiedUpdater(c, self.policy, self.training, self.world, self.actor)
             with self._pipeline(self.source) as self.pipeline:
                 if self.world.size > 1:  # a thread that waits for other processes may not be left behind: see World.stop
                     self.pipeline.patience_s = _PATIENCE_S
@@ -153,13 +155,14 @@ class EmbodiedTrainer(Trainer):
         return notes
 
     def _state(self) -> dict[str, Any]:
-        return {"updates": self.updater.updates, "version": self.policy.version}
+        return {"updates": self.updater.updates, "version": self.actor.version}
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        self.updater.updates, self.policy.core.version = state["updates"], state["version"]
+        self.updater.updates, self.actor.version = state["updates"], state["version"]
 
     def _train_step(self, step: int) -> dict[str, Any]:
         began = time.perf_counter()
+        self._fill_actor()
         before, failed = dict(self.driver.counters), len(self.driver.failures)
         try:
             with self._alarmed(step):
@@ -212,6 +215,7 @@ class EmbodiedTrainer(Trainer):
 
     def _evaluation(self, step: int, *, full: bool) -> Evaluation | None:
         videos = self.folder.path / "eval" / f"step_{step:06d}" / "videos" if full and self.config.eval.gallery else None
+        self._fill_actor()
         before = len(self.driver.failures)
         found = evaluate_policy(self.config, self.driver, step, limit=None if full else self.config.eval.limit, videos=videos,
                                 world=self.world)

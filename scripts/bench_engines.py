@@ -116,11 +116,11 @@ def _small(folder: Path, steps: int) -> dict[str, Any]:
             "algorithm": {"dynamic_sampling": False}, "train": {"steps": steps, "prompts_per_step": 8, "save_every": 0}}
 
 
-def _large(folder: Path, steps: int) -> dict[str, Any]:
+def _large(folder: Path, steps: int, shape: Mapping[str, Any] = _LARGE) -> dict[str, Any]:
     """A model whose weights outweigh the libraries; a reward that random text earns now and then."""
     from mmrl.policy.tiny import TinySpec, build_tiny
 
-    build_tiny(TinySpec(**_LARGE), folder / "model")
+    build_tiny(TinySpec(**shape), folder / "model")
     tree = _small(folder, steps)
     task = f"{bench.ROOT / 'scripts' / '_letters_task.py'}:Letters"
     return {**tree, "model": {**tree["model"], "path": str(folder / "model")},

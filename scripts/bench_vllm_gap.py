@@ -5,7 +5,8 @@
 configs/demo.yaml with 8 prompts per step (assets/tiny_vlm on generated scenes, everything trained, the vision tower too), and the
 same with a LoRA adapter that is merged for vLLM. Per step: mean and maximum over the sampled tokens of |vLLM - trainer|
 (train/logprob_gap), the same on the probe after the sync (train/sync/gap), the mean importance weight, seconds of the sync. A
-third run leaves the tied output layer out of its syncs after the first: it has to end in step 1.
+third run leaves the tied output layer out of its syncs after the first: it has to end in step 1, by the digests of the weights and
+(engine.vllm.compare_weights false) by the probe alone.
 """
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def trained(name: str, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def broken(folder: Path) -> dict[str, Any]:
-    """What a run says whose syncs lose the tied output layer."""
+    """What runs say whose syncs lose the tied output layer, by the guard that is there to notice."""
     honest = SyncPlan.weights
 
     def losing(self: SyncPlan, source: WeightSource, *, everything: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -65,14 +66,20 @@ def broken(folder: Path) -> dict[str, Any]:
                 yield name, tensor
 
     SyncPlan.weights = losing  # type: ignore[method-assign]
-    trainer = Trainer(settings("broken", folder, 5), overwrite=True)
+    try:
+        return {"lost": "lm_head.weight", "digests": _stopped(folder, True), "probe": _stopped(folder, False)}
+    finally:
+        SyncPlan.weights = honest  # type: ignore[method-assign]
+
+
+def _stopped(folder: Path, digests: bool) -> dict[str, Any]:
+    """When and with which words the run ends."""
+    trainer = Trainer(settings("broken", folder, 5, f"engine.vllm.compare_weights={json.dumps(digests)}"), overwrite=True)
     try:
         trainer.fit()
     except WeightSyncError as error:
         alarms = [json.loads(line) for line in (trainer.folder.path / "alarms.jsonl").read_text(encoding="utf-8").splitlines()]
-        return {"lost": "lm_head.weight", "stopped_at_step": alarms[-1]["step"], "alarm": alarms[-1]["name"], "message": str(error)}
-    finally:
-        SyncPlan.weights = honest  # type: ignore[method-assign]
+        return {"stopped_at_step": alarms[-1]["step"], "alarm": alarms[-1]["name"], "message": str(error)}
     raise SystemExit("expected the run with the broken sync to stop, it finished")
 
 

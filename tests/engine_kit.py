@@ -6,9 +6,11 @@ reads, so a test against it would not notice a wrong mask. These react to every 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -38,6 +40,7 @@ __all__ = [
     "album_data",
     "cli",
     "config_file",
+    "file_size_limit",
     "fresh_policy",
     "merge",
     "small_run",
@@ -147,6 +150,17 @@ def config_file(path: Path, tree: Mapping[str, Any]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(dict(tree)), encoding="utf-8")
     return str(path)
+
+
+@contextlib.contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    """The kernel refuses larger files: a real OSError (EFBIG) in whatever writes, Python or Rust."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def start_cli(*arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -1,33 +1,27 @@
-"""Runs that one of two processes breaks, one after the other, each in a way of its own.
-
-    torchrun --nproc_per_node 2 -m tests.stopping_worker c.yaml '[["ddp", "loss"], ["fsdp2", "loss"]]'
-
-Starting processes takes longer than such a run, so they are used again. Each process prints with what error each of its runs ended;
-the run of ENGINE and KIND is called ENGINE-KIND.
-"""
+"""Runs that one of two processes breaks, each in a way of its own; jobs of tests/process_worker.py."""
 from __future__ import annotations
 
-import json
-import sys
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from mmrl import update
 from mmrl.config import load_config
 from mmrl.errors import MediaError, MMRLError, RolloutError
 from mmrl.schedule import SerialSchedule
 from mmrl.trainer import Trainer
+from tests.engine_kit import file_size_limit
+
+__all__ = ["stop"]
 
 
-@contextmanager
+@contextlib.contextmanager
 def broken(kind: str) -> Iterator[None]:
     """What happens to the run of this process inside."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         loss, groups, encode = update.policy_loss, SerialSchedule.groups, update.Updater._prepare
 
         def not_finite(*args: Any, **options: Any) -> Any:
@@ -44,7 +38,9 @@ def broken(kind: str) -> Iterator[None]:
             encode(updater, *args)
             raise MediaError("a.png: expected a picture, found none", kind="missing", path="a.png")
 
-        if kind in ("loss", "infinite"):
+        if kind == "checkpoint":
+            stack.enter_context(file_size_limit(250_000))
+        elif kind in ("loss", "infinite"):
             patch.setattr(update, "policy_loss", not_finite)
         elif kind == "media":
             patch.setattr(update.Updater, "_prepare", gone)
@@ -53,20 +49,12 @@ def broken(kind: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def as_it_is() -> Iterator[None]:
-    yield
-
-
-if __name__ == "__main__":
-    for engine, kind in json.loads(sys.argv[2]):
-        trainer = Trainer(load_config(sys.argv[1], [f"name={engine}-{kind}", f"engine.train={engine}"]))
-        ended: str = "well"
+def stop(path: str, engine: str, kind: str, breaker: int) -> str:
+    """With what error the run called ENGINE-KIND ended in this process; the process `breaker` breaks it."""
+    trainer = Trainer(load_config(path, [f"name={engine}-{kind}", f"engine.train={engine}", "train.steps=2"]))
+    with broken(kind) if trainer.world.rank == breaker else contextlib.nullcontext():
         try:
-            with broken(kind) if trainer.world.rank == 1 else as_it_is():
-                trainer.fit()
+            trainer.fit()
         except MMRLError as error:
-            ended = f"{type(error).__name__}: {error}"
-        print(f"ended {json.dumps([engine, kind, trainer.world.rank, ended])}", flush=True)
-        del trainer
-    torch.distributed.destroy_process_group()
+            return f"{type(error).__name__}: {error}"
+    return "well"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import bench_engines
 from tests.engine_kit import ENVIRONMENT, REPO
 
 SCRIPTS = sorted(path.stem for path in (REPO / "scripts").glob("bench_*.py"))
@@ -30,6 +31,15 @@ def test_a_benchmark_explains_itself(name: str) -> None:
 def test_an_unknown_name_is_refused_before_anything_runs(name: str, arguments: tuple[str, str]) -> None:
     done = start(name, *arguments)
     assert done.returncode == 2 and arguments[1] in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_larger_half_of_the_engine_benchmark_runs_with_a_small_model(tmp_path: Path) -> None:
+    tree = bench_engines._large(tmp_path / "large", 1, {"hidden": 64, "layers": 2})
+    (row,) = bench_engines.measure(tree, ("single",), ("own",), tmp_path / "runs")
+    assert (row["train"], row["rollout"], row["processes"], row["loss_apart"]) == ("single", "own", 1, 0.0)
+    assert len(row["loss"]) == len(row["peak_mib"]) == 1 and row["grad_norm"][0] > 0 and 0 < row["reward"][0] < 1
+    assert 1e5 < bench_engines._numbers(tmp_path / "large" / "model") < 1e6
 
 
 def test_make_bench_starts_every_benchmark_and_says_which_failed(tmp_path: Path) -> None:

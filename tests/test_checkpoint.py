@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -28,6 +27,7 @@ from tests.engine_kit import (
     REPO,
     album_data,
     config_file,
+    file_size_limit,
     fresh_policy,
     picture,
     read_jsonl,
@@ -42,17 +42,6 @@ STATE = {"step": 1, "note": "any JSON"}
 def saver(folder: Path, keep_last: int = 2) -> tuple[Checkpoints, Any, torch.optim.AdamW]:
     p = fresh_policy()
     return Checkpoints(folder, keep_last), p, build_optimizer(p.trainable(), load_config().optim)
-
-
-@contextlib.contextmanager
-def file_size_limit(nbytes: int) -> Iterator[None]:
-    """The kernel refuses larger files: a real OSError (EFBIG) in whatever writes, Python or Rust."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture
@@ -191,6 +180,7 @@ def test_full_disk(small_disk: Path) -> None:
 
 
 SAVE_FOREVER = """
+import os
 import sys
 from pathlib import Path
 from mmrl.checkpoint import Checkpoints
@@ -203,11 +193,15 @@ optimizer = build_optimizer(p.trainable(), load_config().optim)
 for _, parameter in p.trainable():
     parameter.grad = parameter.detach().clone()
 optimizer.step()
-checkpoints = Checkpoints(Path(sys.argv[2]), keep_last=2)
-for step in range(1, 10 ** 6):
-    checkpoints.save(step, p, optimizer.state_dict(), {"step": step})
-    checkpoints.mark_best(step)
-    print(step, flush=True)
+for _ in sys.stdin:  # a process for every line: importing takes longer than all that is killed
+    if (child := os.fork()) == 0:
+        checkpoints = Checkpoints(Path(sys.argv[2]), keep_last=2)
+        for step in range(1, 10 ** 6):
+            checkpoints.save(step, p, optimizer.state_dict(), {"step": step})
+            checkpoints.mark_best(step)
+            print("saved", step, os.getpid(), flush=True)
+    os.waitpid(child, 0)
+    print("gone", flush=True)
 """
 
 
@@ -221,31 +215,26 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     leftovers = 0
     p = fresh_policy()
     optimizer = build_optimizer(p.trainable(), load_config().optim)
-    for attempt in range(20):
-        if attempt >= 4 and leftovers:
-            break
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOREVER, tiny_folder(), str(folder)],
-            cwd=REPO,
-            env=ENVIRONMENT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert process.stdout is not None
-        assert any(line.strip().isdigit() for line in process.stdout), "a step was saved"  # libraries may print before it
-        time.sleep(0.05 + 0.0137 * attempt)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        checkpoints = Checkpoints(folder, 2)
-        leftovers += len([f for f in folder.iterdir() if f.name.startswith(".")])
-        checkpoints.clean()
-        assert checkpoints.steps() and not [f for f in folder.iterdir() if f.name.startswith(".")]
-        for step in checkpoints.steps():
-            assert checkpoints.load_state(step, optimizer.load_state_dict) == {"step": step}
-            fresh_policy(path=str(checkpoints.path(step)))
-        assert (folder / "best").resolve().is_dir(), "the best link never dangles"
+    with subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, tiny_folder(), str(folder)], cwd=REPO, env=ENVIRONMENT, text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None and process.stdout is not None
+        for attempt in range(20):
+            if attempt >= 4 and leftovers:
+                break
+            print(file=process.stdin, flush=True)
+            saved = next(line.split() for line in process.stdout if line.startswith("saved "))  # libraries may print before it
+            time.sleep(0.05 + 0.0137 * attempt)
+            os.kill(int(saved[2]), signal.SIGKILL)
+            assert "gone\n" in process.stdout
+            checkpoints = Checkpoints(folder, 2)
+            leftovers += len([f for f in folder.iterdir() if f.name.startswith(".")])
+            checkpoints.clean()
+            assert checkpoints.steps() and not [f for f in folder.iterdir() if f.name.startswith(".")]
+            for step in checkpoints.steps():
+                assert checkpoints.load_state(step, optimizer.load_state_dict) == {"step": step}
+                fresh_policy(path=str(checkpoints.path(step)))
+            assert (folder / "best").resolve().is_dir(), "the best link never dangles"
+        process.stdin.close()
     assert leftovers, "at least one kill hit the middle of a save, or this test shows nothing"
 
 

@@ -1,9 +1,6 @@
 """The mixed demo end to end: eight tasks in one run, a table of all of them, a report with pictures of each."""
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,8 @@ import pytest
 from mmrl.config import load_config
 from scripts.demo_mixed import before_and_after
 from tasks.playground import KINDS
-from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl
+from tests.engine_kit import REPO, read_jsonl
+from tests.launch_kit import run_here
 
 
 def test_the_recipe_names_every_generated_task_in_both_lists() -> None:
@@ -24,9 +22,7 @@ def test_the_recipe_names_every_generated_task_in_both_lists() -> None:
 @pytest.mark.slow
 def test_the_mixed_demo_runs_and_reports_every_task(tmp_path: Path) -> None:
     few = [f"data.eval.{i}.limit=4" for i in range(len(KINDS))]
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.demo_mixed", f"dir={tmp_path}", "train.steps=2", "train.prompts_per_step=8",
-         "eval.samples=2", *few], cwd=REPO, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=500)
+    done = run_here("scripts.demo_mixed", f"dir={tmp_path}", "train.steps=2", "train.prompts_per_step=8", "eval.samples=2", *few)
     assert done.returncode in (0, 1), done.stderr[-3000:]  # 1: two steps made some task fall, and the script says so
     run = tmp_path / "mixed_tiny"
     assert "Traceback" not in done.stderr and (done.returncode == 1) == ("FELL" in done.stdout)

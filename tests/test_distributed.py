@@ -3,12 +3,11 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import shutil
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 
 from mmrl.config import load_config
 from mmrl.trainer import Trainer
+from tests.cache_worker import cached_run, look
 from tests.engine_kit import (
     ALBUM,
     ENVIRONMENT,
@@ -29,6 +29,9 @@ from tests.engine_kit import (
     small_run,
     weights_of,
 )
+from tests.test_offline_run import TEXT, run_file
+from tests.video.store_kit import at_rest
+from video.store import TensorStore
 
 pytestmark = pytest.mark.slow
 SIZES = ((112, 84), (56, 56), (84, 112), (168, 56))
@@ -43,8 +46,8 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def launch(launcher: str, *arguments: str, status: int = 0, file_limit: int | None = None,
-           program: tuple[str, ...] = ("mmrl.cli.main", "train")) -> str:
+def launch(launcher: str, *arguments: str, status: int = 0, program: tuple[str, ...] = ("mmrl.cli.main", "train"),
+           timeout: float = 300) -> str:
     """`mmrl train`, or another program, in two processes; returns what they printed."""
     port = str(free_port())
     head = {"torchrun": ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1",
@@ -54,20 +57,25 @@ def launch(launcher: str, *arguments: str, status: int = 0, file_limit: int | No
                            "--main_process_port", port, "--num_cpu_threads_per_process", "1", "--module"]}[launcher]
     environment = {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"}
 
-    def limit() -> None:
-        if file_limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
-
     process = subprocess.Popen([sys.executable, *head, *program, *arguments], cwd=REPO, env=environment,
-                               text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=limit,
-                               start_new_session=True)
+                               text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        out, _ = process.communicate(timeout=300)
+        out, _ = process.communicate(timeout=timeout)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode == 0) == (status == 0), f"exit status {process.returncode}\n{out}"
     return out
+
+
+def work(folder: Path, jobs: list[list[Any]], *command: str, status: int = 0) -> tuple[list[list[Any]], str]:
+    """`jobs` in two processes of tests/process_worker.py; what they returned, by process, and what was printed."""
+    file = folder / "jobs.json"
+    file.write_text(json.dumps(jobs), encoding="utf-8")
+    said = launch("torchrun", str(file), *command, status=status, program=("tests.process_worker",), timeout=1200)
+    ranks = [json.loads(file.with_name(f"jobs.json.{rank}").read_text(encoding="utf-8")) for rank in range(2)]
+    assert [len(returned) for returned in ranks] == [len(jobs)] * 2, said
+    return ranks, said
 
 
 def compare(one: Trainer, other: Path) -> None:
@@ -109,79 +117,132 @@ def make(tmp_path: Path, kind: str) -> dict[str, Any]:
         sources += [{"task": ALBUM, "path": flat, "params": {"value": 0.0}, "weight": 0.5},
                     {"task": ALBUM, "path": broken, "weight": 0.3}]
     return small_run(tmp_path / "runs", sources[0]["path"], held, data={"train": sources},
-                     train={"steps": 3, "prompts_per_step": 5}, optim={"lr": 0.001})
+                     train={"steps": 3, "prompts_per_step": 5}, optim={"lr": 0.001}, eval={"every": 3})
 
 
-@pytest.mark.parametrize(("launcher", "kind", "section"), [
-    ("torchrun", "mixed", {}),
-    ("accelerate", "text", {"algorithm": {"aggregate": "sequence_mean", "epochs": 2, "minibatches": 2}}),
-    ("torchrun", "mixed", {"train": {"prompts_per_step": 1, "steps": 3}, "algorithm": {"kl": {"coef": 0.05}}}),
-    ("torchrun", "mixed", {"algorithm": {"advantage_scale": "ema", "difficulty": "dgrpo"},
-                           "data": {"selection": {"kind": "variance", "threshold": 0.01, "rest": 1}}}),
-    ("torchrun", "text", {"algorithm": {"aggregation": "gdpo"}}),
-], ids=["torchrun, dynamic sampling", "accelerate, text only, minibatches", "one prompt for two processes, kl",
-        "ema and selection", "gdpo"])
-def test_two_processes_equal_one(launcher: str, kind: str, section: dict[str, Any], tmp_path: Path) -> None:
-    tree = merge(make(tmp_path, kind), section)
-    config = config_file(tmp_path / "c.yaml", tree)
+# run -> its data and settings
+EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "dynamic sampling": ("mixed", {}),
+    "one prompt for two processes, kl": ("mixed", {"train": {"prompts_per_step": 1}, "algorithm": {"kl": {"coef": 0.05}}}),
+    "ema and selection": ("mixed", {"algorithm": {"advantage_scale": "ema", "difficulty": "dgrpo"},
+                                    "data": {"selection": {"kind": "variance", "threshold": 0.01, "rest": 1}}}),
+    "gdpo": ("text", {"algorithm": {"aggregation": "gdpo"}})}
+# engine, how one process breaks its run, which one; under ddp each waits for the other between two steps, under fsdp2 in every
+# forward and backward as well
+BROKEN = [("ddp", "checkpoint", 0), ("ddp", "loss", 1), ("ddp", "fingerprint", 1), ("fsdp2", "loss", 1), ("fsdp2", "infinite", 1),
+          ("fsdp2", "fingerprint", 1), ("fsdp2", "media", 1), ("fsdp2", "rollout", 1)]
+
+
+@dataclass
+class Found:
+    """Configurations by name, whose runs in two processes stand beside them; what jobs returned, by process; what was printed."""
+
+    configs: dict[str, str]
+    ranks: list[dict[str, Any]]
+    said: str
+
+    def one(self, name: str) -> Trainer:
+        """The run of one process."""
+        trainer = Trainer(load_config(self.configs[name]))
+        trainer.fit()
+        return trainer
+
+    def two(self, name: str, run: str = "two") -> Path:
+        """The folder of a run of two processes."""
+        return Path(self.configs[name]).parent / "runs" / run
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """All runs in one launch, which ends with a command that is refused."""
+    folder = tmp_path_factory.mktemp("two")
+    configs = {name: config_file(folder / str(n) / "c.yaml", merge(make(folder / str(n), kind), json.loads(json.dumps(section))))
+               for n, (name, (kind, section)) in enumerate(EQUAL.items())}
+    configs["broken"] = config_file(folder / "broken" / "c.yaml", merge(
+        make(folder / "broken", "mixed"), {"eval": {"every": 0}, "data": {"eval": []}}))
+    configs["cache"] = cached_run(folder / "cache")
+    configs["offline"] = run_file(folder / "offline", {"per_group": 1}, [{"offline": [{"text": t} for t in (TEXT, "abc")]}] * 4,
+                                  dense=True, train={"steps": 2, "prompts_per_step": 4})
+    train = "tests.process_worker:train"
+    jobs: dict[str, list[Any]] = {name: [train, configs[name], ["name=two", "train.keep_last=9"]] for name in (*EQUAL, "offline")}
+    jobs["resumed"] = [train, configs["dynamic sampling"], ["name=resumed", "train.keep_last=9"], "two"]
+    jobs["cache"] = ["tests.cache_worker:train_and_look", configs["cache"], ["name=two"]]
+    jobs["ray"] = ["tests.ray_ranks:tell"]
+    jobs |= {f"{engine}-{kind}": ["tests.stopping_worker:stop", configs["broken"], engine, kind, breaker]
+             for engine, kind, breaker in BROKEN}
+    ranks, said = work(folder, list(jobs.values()), "train", configs["broken"], "schedule.kind=pipelined", status=1)
+    return Found(configs, [dict(zip(jobs, returned, strict=True)) for returned in ranks], said)
+
+
+@pytest.mark.parametrize("name", [*EQUAL, "offline"])
+def test_two_processes_equal_one(name: str, found: Found) -> None:
+    one = found.one(name)
+    compare(one, found.two(name))
+    if name == "offline":
+        return
+    counts = read_jsonl(one.folder.path / "metrics.jsonl")
+    if name == "dynamic sampling":
+        assert sum(c["train/groups/no_signal"] for c in counts) and sum(c["train/groups/failed"] for c in counts), counts
+        compare(one, found.two(name, "resumed"))
+        assert json.loads((found.two(name, "resumed") / "run.json").read_text())["resumed_at"] == 2
+    mine, other = ([r["text"] for r in read_jsonl(run / "eval/step_000000/predictions.jsonl")]
+                   for run in (one.folder.path, found.two(name)))
+    assert mine == other and mine, "evaluation covers every sample once, in order"
+
+
+def test_accelerate_launches_the_command(tmp_path: Path) -> None:
+    config = config_file(tmp_path / "c.yaml", merge(make(tmp_path, "text"), {
+        "algorithm": {"aggregate": "sequence_mean", "epochs": 2, "minibatches": 2}}))
     one = Trainer(load_config(config))
     one.fit()
-    launch(launcher, config, "name=two")
+    launch("accelerate", config, "name=two")
     compare(one, tmp_path / "runs" / "two")
-    counts = [
-        {k: v for k, v in r.items() if k.startswith("train/groups/")}
-        for r in read_jsonl(one.folder.path / "metrics.jsonl")
-    ]
-    if kind == "mixed" and not section:
-        assert sum(c["train/groups/no_signal"] for c in counts) and sum(c["train/groups/failed"] for c in counts), (
-            counts
-        )
-    mine, other = ([r["text"] for r in read_jsonl(tmp_path / "runs" / run / "eval/step_000000/predictions.jsonl")]
-                   for run in ("run", "two"))
-    assert mine == other, "evaluation covers every sample once, in order"
 
 
-def test_a_failed_checkpoint_of_the_main_process_does_not_hang_the_others(tmp_path: Path) -> None:
-    config = config_file(tmp_path / "c.yaml", make(tmp_path, "text"))
-    out = launch("torchrun", config, "train.steps=2", status=1, file_limit=250_000)
-    assert "cannot write the checkpoint of step 2" in out and "GiB free" in out
-    run = tmp_path / "runs" / "run"
-    assert [a["name"] for a in read_jsonl(run / "alarms.jsonl")] == ["checkpoint_failed"]
-    assert [r["step"] for r in read_jsonl(run / "metrics.jsonl")] == [1, 2]
-
-
-def test_resume_in_two_processes(tmp_path: Path) -> None:
-    config = config_file(tmp_path / "c.yaml", make(tmp_path, "mixed"))
-    one = Trainer(load_config(config))
+def test_two_processes_share_a_store(found: Found) -> None:
+    """The same tensors, built once, and the run of one process."""
+    folder = Path(found.configs["cache"]).parent
+    one = Trainer(load_config(found.configs["cache"], [f"data.cache.dir={folder / 'own'}"]))
     one.fit()
-    launch("torchrun", config, "name=two", "train.keep_last=9")
-    run = tmp_path / "runs" / "two"
-    shutil.rmtree(run / "checkpoints" / "step_000003")
-    launch("torchrun", config, "name=two", "train.keep_last=9", "--resume")
-    compare(one, run)
+    alone, (first, second) = look(one), [rank["cache"] for rank in found.ranks]
+    assert (first["rank"], second["rank"], first["size"], second["size"]) == (0, 1, 2, 2)
+    assert first["tensors"] == second["tensors"] == alone["tensors"] and len(alone["tensors"]) == 5
+    compare(one, found.two("cache"))
+
+    store = TensorStore(folder / "shared")
+    kinds = {kind: n for kind, (n, _) in store.stats().kinds.items()}
+    assert kinds == {"video": 3, "image": 2, "features": 5}
+    assert first["built"] + second["built"] == alone["built"] == 5, "pixels: of all processes one builds, the others wait"
+    # two that need the features of one clip at the same moment may both compute them; one entry is kept
+    assert 5 <= first["encoded"] + second["encoded"] <= 10 and alone["encoded"] == 5
+    assert max(first["encoded"], second["encoded"]) <= 5, "no process computes them twice"
+    assert not store.verify().damaged and at_rest(store)
 
 
-def test_what_breaks_in_one_process_ends_the_other(tmp_path: Path) -> None:
-    """Under ddp each waits for the other between two steps, under fsdp2 in every forward and backward as well."""
-    jobs = [("ddp", "loss"), ("ddp", "fingerprint"), ("fsdp2", "loss"), ("fsdp2", "infinite"), ("fsdp2", "fingerprint"),
-            ("fsdp2", "media"), ("fsdp2", "rollout")]
-    config = config_file(tmp_path / "c.yaml", merge(make(tmp_path, "mixed"), {"eval": {"every": 0}, "data": {"eval": []}}))
-    out = launch("torchrun", config, json.dumps(jobs), program=("tests.stopping_worker",))
-    said = [json.loads(line.removeprefix("ended ")) for line in out.splitlines() if line.startswith("ended ")]
-    found = {(engine, kind, rank): text for engine, kind, rank, text in said}
-    assert len(found) == 2 * len(jobs), out
-    expected = {"loss": ("NonFiniteError", "the loss is nan"), "infinite": ("NonFiniteError", "the loss is inf"),
-                "fingerprint": ("MismatchError", "rollout saw tensors of another picture"),
-                "media": ("M", "a.png: expected a picture, found none"), "rollout": ("RolloutError", "the sampler is gone")}
-    for engine, kind in jobs:
-        error, text = expected[kind]
-        together = engine == "fsdp2" and error == "NonFiniteError"  # both find it in the gradient norm
-        for rank in (0, 1):
-            end = found[engine, kind, rank]
-            assert end.startswith(error) and text in end, (engine, kind, rank, end)
-            assert ("process 1 of 2 stopped: " in end) == (rank == 0 and not together), (engine, kind, rank, end)
-            assert ("the gradient norm is nan" in end) == together
-        run = tmp_path / "runs" / f"{engine}-{kind}"
-        alarms = [(a["step"], a["name"]) for a in read_jsonl(run / "alarms.jsonl")]
-        assert alarms == ([(1, "non_finite")] if error == "NonFiniteError" else []), (engine, kind)
-        assert json.loads((run / "run.json").read_text())["status"] == "failed"
+def test_what_is_lost_in_any_process_is_told_by_all_and_a_node_counts_its_processes(found: Found) -> None:
+    expected = {"metrics": {"train/ray/restarts/rewards": 2.0, "train/ray/restarts/rollouts": 1.0}, "local": {}, "here": 2}
+    assert [rank["ray"] for rank in found.ranks] == [expected] * 2
+
+
+@pytest.mark.parametrize(("engine", "kind", "breaker"), BROKEN)
+def test_what_breaks_in_one_process_ends_the_other(engine: str, kind: str, breaker: int, found: Found) -> None:
+    error, text = {"loss": ("NonFiniteError", "the loss is nan"), "infinite": ("NonFiniteError", "the loss is inf"),
+                   "fingerprint": ("MismatchError", "rollout saw tensors of another picture"),
+                   "media": ("M", "a.png: expected a picture, found none"), "rollout": ("RolloutError", "the sampler is gone"),
+                   "checkpoint": ("CheckpointError", "cannot write the checkpoint of step 2")}[kind]
+    together = engine == "fsdp2" and error == "NonFiniteError"  # both find it in the gradient norm
+    for rank in (0, 1):
+        end = found.ranks[rank][f"{engine}-{kind}"]
+        assert end.startswith(error) and text in end, end
+        assert (f"process {breaker} of 2 stopped: " in end) == (rank != breaker and not together), end
+        assert ("the gradient norm is nan" in end) == together and ("GiB free" in end) == (kind == "checkpoint"), end
+    run = found.two("broken", f"{engine}-{kind}")
+    alarms = [(a["step"], a["name"]) for a in read_jsonl(run / "alarms.jsonl")]
+    assert alarms == {"NonFiniteError": [(1, "non_finite")], "CheckpointError": [(1, "checkpoint_failed")]}.get(error, [])
+    assert json.loads((run / "run.json").read_text())["status"] == "failed"
+    assert len(read_jsonl(run / "metrics.jsonl")) == (2 if kind == "checkpoint" else 0)
+
+
+def test_a_refused_command_says_why_and_ends_in_both(found: Found) -> None:
+    assert "expected schedule.kind serial in a run of 2 processes, found pipelined" in found.said
+    assert "exitcode  : 2" in found.said, "torchrun was told"

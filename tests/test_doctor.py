@@ -27,11 +27,32 @@ DISTRIBUTIONS = {"transformers": ("transformers",), "accelerate": ("accelerate",
                  "mujoco": ("mujoco",), "libero": ("hf-libero", "libero"), "wandb": ("wandb",)}
 
 
+Broken = tuple[Path, dict[str, dict[str, str]]]
+
+
 @pytest.fixture(scope="module")
-def findings() -> dict[str, Finding]:
-    """One real run on this machine, by name."""
-    found = run_doctor()
-    assert len({f.name for f in found}) == len(found), "two findings share a name"
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Broken:
+    """One real run on this machine where something is broken: the folder it was started in and what it printed, by name.
+
+    A user's `rewards` folder in the current directory is a real breakage that needs no faking.
+    """
+    folder = tmp_path_factory.mktemp("folder")
+    (folder / "rewards").mkdir()
+    (folder / "rewards" / "__init__.py").write_text("")
+    code = f"import sys; sys.path.append({str(ROOT)!r}); from mmrl.doctor import main; sys.exit(main(['--json']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300,
+                          env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, check=False)
+    assert done.returncode == 1, done.stderr
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert len(rows) == len(json.loads(done.stdout)), "two findings share a name"
+    return folder, rows
+
+
+@pytest.fixture(scope="module")
+def findings(broken: Broken) -> dict[str, Finding]:
+    """What the doctor finds here, where nothing is broken."""
+    elsewhere = [Finding(**row) for name, row in broken[1].items() if name != "package rewards"]
+    found = run_doctor([lambda: elsewhere, next(p for p in PROBES if p.__name__ == "probe_shadowing")])
     return {f.name: f for f in found}
 
 
@@ -173,14 +194,7 @@ def test_commands_stay_on_one_line_however_narrow_the_terminal() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_prints_json_and_fails_when_something_is_broken(tmp_path: Path) -> None:
-    """A user's `rewards` folder in the current directory is a real breakage that needs no faking."""
-    (tmp_path / "rewards").mkdir()
-    (tmp_path / "rewards" / "__init__.py").write_text("")
-    code = f"import sys; sys.path.append({str(ROOT)!r}); from mmrl.doctor import main; sys.exit(main(['--json']))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300,
-                          env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, check=False)
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
-    assert done.returncode == 1
-    assert rows["package rewards"]["status"] == "bad" and str(tmp_path / "rewards") in rows["package rewards"]["found"]
+def test_the_command_line_prints_json_and_fails_when_something_is_broken(broken: Broken) -> None:
+    folder, rows = broken
+    assert rows["package rewards"]["status"] == "bad" and str(folder / "rewards") in rows["package rewards"]["found"]
     assert rows["torch"]["status"] == "ok" and set(rows["torch"]) == {"name", "status", "found", "needed_for", "mend"}

@@ -42,28 +42,20 @@ def test_every_task_preset_and_mode_is_a_case() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in all_cases() if c.name in BUILT_IN or c.task in ("grounding", "detection")],
-                         ids=lambda c: c.name)
-def test_a_few_hundred_inputs_find_nothing(case: RewardCase) -> None:
-    found = Fuzzer(case, seed=1).run(400)
+@pytest.mark.parametrize("case", list(all_cases()), ids=lambda c: c.name)
+def test_a_thousand_inputs_find_nothing(case: RewardCase) -> None:
+    wanted = 400 if case.task == "math" else 1000
+    found = Fuzzer(case, seed=2).run(wanted)
     found.kinds.pop("slow", None)  # measured by the script on a quiet machine, not by a test
     assert not found.kinds, found.shown[:3]
-    assert found.inputs >= 400 and 0 < found.parsed < found.inputs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", list(all_cases()), ids=lambda c: c.name)
-def test_thousands_of_inputs_find_nothing(case: RewardCase) -> None:
-    found = Fuzzer(case, seed=2).run(600 if case.task == "math" else 2000)
-    found.kinds.pop("slow", None)
-    assert not found.kinds, found.shown[:3]
+    assert found.inputs >= wanted and 0 < found.parsed < found.inputs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("Raises", "exception"), ("Sloppy", "pays: two answers"), ("Slow", "slow")])
 def test_planted_holes_are_found(name: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / "holes.py").write_text(HOLES, encoding="utf-8")
-    found = Fuzzer(RewardCase(name, f"{tmp_path / 'holes.py'}:{name}"), seed=0).run(3000)
+    found = Fuzzer(RewardCase(name, f"{tmp_path / 'holes.py'}:{name}"), seed=0).run(1000)
     assert found.kinds[kind], dict(found.kinds)
     assert any(shown["kind"] == kind for shown in found.shown)
 

@@ -252,8 +252,10 @@ def test_embodied_runs_are_pipelined_in_several_processes() -> None:
     assert config.schedule.kind == "pipelined"
     found = estimate(config, processes=8)
     assert found.engine == "ddp" and found.overlap and estimate(config).engine == "single"
-    with pytest.raises(ConfigError, match="auto, single or ddp in an embodied run, found fsdp2"):
+    with pytest.raises(ConfigError, match=r"schedule\.kind serial with engine\.train fsdp2, found pipelined"):
         estimate(run_config(file, ["engine.train=fsdp2"]), processes=8)
+    whole = estimate(run_config(file, ["engine.train=fsdp2", "schedule.kind=serial", "model.lora=null"]), processes=8)
+    assert not whole.overlap and whole.parts["rollout copy"] > whole.parts["weights"] and whole.parts["gathered weights"]
     out = CliRunner().invoke(app, ["memory", str(file), "--processes", "8", "--gpu-gib", "80"], catch_exceptions=False).output
     assert "GiB of 80.0 in each of 8 processes (ddp)" in out, out
 
@@ -272,6 +274,8 @@ def test_settings_that_save_memory_do() -> None:
     assert both.total > plain.total, "phases that overlap add up"
     shared = estimate(full(rollout="vllm"), available=80 * GIB)
     assert shared.phases["rollout"] == {"vLLM": pytest.approx(0.45 * 80 * GIB)}
+    elsewhere = estimate(full(rollout="vllm", workers="ray", ray={"rollout_actors": 2}), available=80 * GIB)
+    assert elsewhere.total < shared.total and elsewhere.phases["rollout"] == {"vLLM": 0}
 
 
 def test_prompts_and_micro_batches_follow_the_configuration() -> None:

@@ -4,7 +4,6 @@ Run: pytest tests/test_offline_run.py
 """
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from mmrl.cli.run import train_command
 from mmrl.config import DataSource, load_config
 from mmrl.credit import accuracy_level
 from mmrl.data import LoadedSource, load_sources
@@ -24,7 +24,7 @@ from mmrl.pass_rates import read_pass_rates
 from mmrl.trainer import Trainer
 from mmrl.types import RewardContext, Sample, Score, StopReason, Trajectory
 from tests.album_task import Album
-from tests.engine_kit import cli, config_file, policy, read_jsonl, small_run, weights_of
+from tests.engine_kit import config_file, policy, read_jsonl, small_run, weights_of
 from tests.fast_kit import first_fast
 
 TOLD = f"{Path(__file__).resolve()}:Told"
@@ -67,13 +67,19 @@ def rows_file(folder: Path, params: Iterable[dict[str, Any]], **extra: Any) -> s
     return str(path)
 
 
-def trainer(folder: Path, offline: dict[str, Any], params: Iterable[dict[str, Any]] = ({"offline": [{"text": TEXT}]},) * 3,
-            dense: bool = False, answer: str = TEXT, resume: bool = False, **sections: Any) -> Trainer:
+def run_file(folder: Path, offline: dict[str, Any], params: Iterable[dict[str, Any]] = ({"offline": [{"text": TEXT}]},) * 3,
+             dense: bool = False, answer: str = TEXT, **sections: Any) -> str:
+    """The configuration of a run with demonstrations."""
     tree = small_run(folder / "runs", rows_file(folder, params, answer=answer), **{
         "rollout": {"group_size": 4, "max_new_tokens": 8}, "train": {"steps": 1, "prompts_per_step": 3}, **sections})
     tree["data"]["train"][0].update(task=TOLD, params={"dense": True} if dense else {})
     tree["algorithm"] = {"offline": offline, **tree.get("algorithm", {})}
-    return Trainer(load_config(config_file(folder / "c.yaml", tree)), resume=resume)
+    return config_file(folder / "c.yaml", tree)
+
+
+def trainer(folder: Path, *arguments: Any, resume: bool = False, **options: Any) -> Trainer:
+    """That run; see `run_file`."""
+    return Trainer(load_config(run_file(folder, *arguments, **options)), resume=resume)
 
 
 def metrics(made: Trainer) -> list[dict[str, Any]]:
@@ -360,23 +366,7 @@ def test_own_trajectories_are_not_offline_by_default() -> None:
     assert not Trajectory(()).offline
 
 
-@pytest.mark.slow
-def test_two_processes_make_the_run_of_one(tmp_path: Path) -> None:
-    from tests.test_distributed import compare, launch
-
-    made = functools.partial(trainer, offline={"per_group": 1}, dense=True,
-                             params=[{"offline": [{"text": t} for t in (TEXT, "abc")]}] * 4)
-    one = made(tmp_path / "one", train={"steps": 2, "prompts_per_step": 4})
-    one.fit()
-    other = made(tmp_path / "two", train={"steps": 2, "prompts_per_step": 4})
-    other.folder.lock.release()  # the folder is the launched run's
-    launch("torchrun", str(tmp_path / "two" / "c.yaml"))
-    compare(one, other.folder.path)
-
-
-@pytest.mark.slow
-def test_the_command_line_trains_with_demonstrations(tmp_path: Path) -> None:
-    made = trainer(tmp_path, {"per_group": 1, "gold": True}, [{}] * 3)
-    made.folder.lock.release()  # the folder is the command's
-    cli("train", str(tmp_path / "c.yaml"))
-    assert metrics(made)[-1]["train/offline/reward"] == 1.0
+def test_the_command_reports_a_run_with_demonstrations(tmp_path: Path) -> None:
+    page = train_command(Path(run_file(tmp_path, {"per_group": 1, "gold": True}, [{}] * 3)), [], resume=False, overwrite=False,
+                         quiet=True) / "report.html"
+    assert read_jsonl(page.with_name("metrics.jsonl"))[-1]["train/offline/reward"] == 1.0 and page.is_file()

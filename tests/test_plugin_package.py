@@ -16,10 +16,12 @@ import pytest
 
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.registry import task_from_spec
+from tests.launch_kit import run_here
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(__file__).parent / "plugin_package"
 INSTALLED = "shape-counting/circles"
+FILE = f"{PACKAGE}/shape_counting.py:CountCircles"
 CONFIG = """
 name: run
 dir: {folder}/runs
@@ -34,11 +36,26 @@ eval: {{samples: 2, best_metric: sampled/exact}}
 """
 
 
-def mmrl(site: Path, *arguments: str) -> str:
-    """Run the command in a process of its own, in which the package is installed; returns what it printed."""
+SEVERAL = """
+import json, sys
+from mmrl.cli.main import app
+for arguments in json.loads(sys.argv[1]):
+    app(arguments, standalone_mode=False)
+    print(chr(0))
+"""
+
+
+def where_it_is_installed(site: Path, *command: str) -> str:
+    """Run Python in a process of its own, in which the package is installed; returns what it printed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "mmrl.cli.main", *arguments], env=environment, capture_output=True,
-                          text=True, timeout=300, cwd=site)
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300, cwd=site)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def mmrl(*arguments: str) -> str:
+    """Run the command in this process, where the package is not installed; returns what it printed."""
+    done = run_here("mmrl.cli.main", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -56,13 +73,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with pictures, a configuration, and a tiny model that was shown the answers for a moment."""
     folder = tmp_path_factory.mktemp("workshop")
-    task_from_spec(f"{PACKAGE}/shape_counting.py:CountCircles").example_data(str(folder / "circles"))
+    task_from_spec(FILE).example_data(str(folder / "circles"))
     build_tiny(TinySpec(), folder / "tiny")
     (folder / "config.yaml").write_text(CONFIG.format(folder=folder), encoding="utf-8")
-    mmrl(site, "sft", str(folder / "config.yaml"), f"model.path={folder}/tiny", f"data.train.0.task={INSTALLED}",
+    mmrl("sft", str(folder / "config.yaml"), f"model.path={folder}/tiny", f"data.train.0.task={FILE}",
          "train.steps=30", "optim.lr=3e-3", "--out", str(folder / "model"), "--quiet")
     return folder
 
@@ -76,16 +93,26 @@ def test_the_plugin_needs_nothing_of_mmrl_but_its_front_door() -> None:
 
 @pytest.mark.slow
 def test_installed_tasks_are_listed(site: Path) -> None:
-    listed = mmrl(site, "tasks", "list")
+    listed = where_it_is_installed(site, "-m", "mmrl.cli.main", "tasks", "list")
     assert f"{INSTALLED} " in listed and "installed (shape_counting:CountCircles)" in listed
     assert "grounding" in listed
 
 
-def train(site: Path, workshop: Path, name: str, spec: str) -> Path:
-    """Two steps through the command line; returns the run's folder."""
-    mmrl(site, "train", str(workshop / "config.yaml"), f"name={name}", f"data.train.0.task={spec}",
-         f"data.eval.0.task={spec}", "--quiet")
-    return workshop / "runs" / name
+def training(workshop: Path, name: str, spec: str) -> list[str]:
+    """The command that trains two steps; its run's folder is WORKSHOP/runs/NAME."""
+    return ["train", str(workshop / "config.yaml"), f"name={name}", f"data.train.0.task={spec}",
+            f"data.eval.0.task={spec}", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def said(site: Path, workshop: Path) -> list[str]:
+    """What commands printed that name the installed task, one after the other in one process: train, score twice, check."""
+    run = workshop / "runs" / "package"
+    commands = [training(workshop, "package", INSTALLED), ["score", str(run / "eval" / "step_000002" / "predictions.jsonl")],
+                ["score", str(run / "rollouts" / "step_000002.jsonl")],
+                ["tasks", "check", INSTALLED, "--model", str(workshop / "model"), "--data",
+                 str(workshop / "circles" / "circles.jsonl"), "--out", str(workshop / "check")]]
+    return where_it_is_installed(site, "-c", SEVERAL, json.dumps(commands)).split("\0")
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -93,8 +120,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_foreign_task_is_trained_and_scored_in_both_forms(site: Path, workshop: Path) -> None:
-    run = train(site, workshop, "package", INSTALLED)
+def test_a_foreign_task_is_trained_and_scored_in_both_forms(workshop: Path, said: list[str]) -> None:
+    run = workshop / "runs" / "package"
     rows = metrics(run)
     assert [row["step"] for row in rows] == [1, 2]
     assert all(row["train/parse_rate"] > 0 and row["train/grad_norm"] > 0 for row in rows)  # it really learned
@@ -102,19 +129,15 @@ def test_a_foreign_task_is_trained_and_scored_in_both_forms(site: Path, workshop
     results = json.loads((run / "eval" / "step_000002" / "results.json").read_text(encoding="utf-8"))
     assert results["greedy"]["parse_rate"]["mean"] > 0 and results["sampled"]["exact"]["n"] == 4
     assert (run / "report.html").stat().st_size > 10_000
-    printed = mmrl(site, "score", str(run / "eval" / "step_000002" / "predictions.jsonl"))
-    assert "0 of 12 scores changed" in printed
-    printed = mmrl(site, "score", str(run / "rollouts" / "step_000002.jsonl"))
-    assert "0 of 12 scores changed" in printed and "part/accuracy" in printed
-    from_file = train(site, workshop, "file", f"{PACKAGE}/shape_counting.py:CountCircles")
-    for a, b in zip(rows, metrics(from_file), strict=True):  # the same task, whatever form names it
+    assert "0 of 12 scores changed" in said[1]
+    assert "0 of 12 scores changed" in said[2] and "part/accuracy" in said[2]
+    mmrl(*training(workshop, "file", FILE))
+    for a, b in zip(rows, metrics(workshop / "runs" / "file"), strict=True):  # the same task, whatever form names it
         names = [name for name in a if name.startswith(("train/", "eval/"))]
         assert len(names) > 20 and [a[name] for name in names] == [b[name] for name in names]
 
 
 @pytest.mark.slow
-def test_a_foreign_task_is_checked_by_the_command_line(site: Path, workshop: Path) -> None:
-    printed = mmrl(site, "tasks", "check", INSTALLED, "--model", str(workshop / "model"), "--data",
-                   str(workshop / "circles" / "circles.jsonl"), "--out", str(workshop / "check"))
-    assert "failed" not in printed and printed.count("passed") >= 16
+def test_a_foreign_task_is_checked_by_the_command_line(workshop: Path, said: list[str]) -> None:
+    assert "failed" not in said[3] and said[3].count("passed") >= 16
     assert len(list((workshop / "check").glob("check_*.png"))) == 12

@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from mmrl.cluster.objects import absolute
 from mmrl.cluster.placement import Demand, Node, Placement, check, eligible, place_of
 from mmrl.cluster.run import check_prompt_workers, local_processes, prompt_demands, run_cluster, simulator_demand
 from mmrl.cluster.session import Cluster, code_paths, ending
 from mmrl.config import RewardConfig, RunConfig
-from mmrl.config_engine import EngineConfig, RayConfig
+from mmrl.config_engine import EngineConfig, RayConfig, VLLMConfig
 from mmrl.errors import ConfigError, MissingExtraError
 from tests.engine_kit import REPO
 
@@ -111,10 +113,18 @@ def test_an_address_without_a_cluster_is_refused_at_once(address: str, words: st
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(ValidationError, match="rollout_actors 2 needs engine"):
+    with pytest.raises(ValidationError, match=r"rollout_actors 2 needs engine\.workers: ray, found local"):
         EngineConfig(ray=RayConfig(rollout_actors=2))
-    with pytest.raises(ValidationError, match="found ray and vllm"):
-        EngineConfig(workers="ray", rollout="vllm", ray=RayConfig(rollout_actors=2))
+    refused: list[tuple[float, dict[str, Any], str]] = [
+        (0.0, {"mode": "server", "url": "http://a:1"}, "found two: .*server .http://a:1. and .*rollout_actors 2"),
+        (2.0, {}, "at most 1 with engine.rollout: vllm, found 2: each actor holds one engine on one GPU"),
+        (0.25, {}, "engine.vllm.memory: expected at most engine.ray.gpus_per_rollout_actor = 0.25, found 0.45")]
+    for gpus, vllm, words in refused:
+        ray = RayConfig(rollout_actors=2, gpus_per_rollout_actor=gpus)
+        with pytest.raises(ValidationError, match=words):
+            EngineConfig(workers="ray", rollout="vllm", ray=ray, vllm=VLLMConfig(**vllm))
+        EngineConfig(workers="ray", rollout="own", ray=ray)
+        EngineConfig(workers="ray", rollout="vllm", ray=ray.model_copy(update={"rollout_actors": 0}), vllm=VLLMConfig(**vllm))
     config = RunConfig(engine=EngineConfig(workers="ray", ray=RayConfig(rollout_actors=2)))
     with pytest.raises(ConfigError, match="expected 0 in an embodied run, found 2"):
         simulator_demand(config, 4)
@@ -133,6 +143,8 @@ def test_actors_import_from_where_the_driver_does(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "path", ["", "/data/plugins", *sys.path])
     found = code_paths()
     assert found[0] == str(REPO) and "/data/plugins" in found and not any("site-packages" in p or "python3" in p for p in found)
+    hub = "Qwen/Qwen2.5-VL-3B-Instruct"
+    assert (absolute("assets/tiny_vlm"), absolute(hub)) == (str(REPO / "assets" / "tiny_vlm"), hub), "and read models there"
 
 
 def test_how_an_actor_ended_is_told_without_advice() -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.cluster.objects import MediaStore, shares, tensors_of
 from mmrl.cluster.placement import ClusterError, Demand
 from mmrl.cluster.rewards import RayScorer
-from mmrl.cluster.rollout import RemoteRollout, shares
+from mmrl.cluster.rollout import RemoteRollout
 from mmrl.cluster.session import Cluster
 from mmrl.config import RunConfig, load_config
 from mmrl.errors import RewardError
@@ -163,13 +164,22 @@ def test_actors_that_are_lost_too_often_stop_the_run(head: Nodes, cluster: Clust
             scorer.score(jobs(GOOD))
 
 
-@pytest.mark.parametrize(("lengths", "parts", "expected"), [
-    ([1, 1, 1, 1], 2, [2, 2]), ([1, 1, 1], 4, [1, 1, 1]), ([9, 1, 1], 2, [1, 2]), ([1], 3, [1]), ([], 2, [])])
-def test_shares_are_consecutive_and_about_equal(lengths: list[int], parts: int, expected: list[int]) -> None:
-    prompt = requests(fresh_policy())[1].prompt
-    asked = [Request(prompt, n) for n in lengths]
-    found = shares(asked, parts, 4096)
-    assert [len(part) for part in found] == expected and [i for part in found for i in part] == list(range(len(lengths)))
+@pytest.mark.parametrize(("costs", "parts", "expected"), [
+    ([8, 8, 8, 8], 2, [2, 2]), ([8, 8, 8], 4, [1, 1, 1]), ([900, 8, 8], 2, [1, 2]), ([8], 3, [1]), ([], 2, [])])
+def test_shares_are_consecutive_and_about_equal(costs: list[int], parts: int, expected: list[int]) -> None:
+    found = shares(costs, parts)
+    assert [len(part) for part in found] == expected and [i for part in found for i in part] == list(range(len(costs)))
+
+
+def test_media_are_put_once_and_the_least_recently_used_go(cluster: Cluster) -> None:
+    made = {"a": torch.rand(3, 4).to(torch.bfloat16), "b": torch.tensor(2.5), "c": torch.arange(12).view(2, 6)[:, ::2]}
+    store = MediaStore(cluster.ray, limit=30)
+    refs = {key: store.put(key, tensor) for key, tensor in made.items()}
+    found = tensors_of(refs)
+    assert all(torch.equal(found[k], t) and found[k].dtype == t.dtype and found[k].shape == t.shape for k, t in made.items())
+    assert store.put("a", None) == refs["a"] and all(key in store for key in made), "nothing goes while a rollout is prepared"
+    store.trim()  # of 24 + 4 + 48 bytes, "a" used last
+    assert [key in store for key in made] == [True, False, False] and store.put("c", made["c"]) != refs["c"]
 
 
 # runs

@@ -1,10 +1,8 @@
 """Clusters of our own, with real Ray: what they leave behind is nothing, however they end; what is not granted is said in time."""
 from __future__ import annotations
 
-import json
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from mmrl.cluster.session import Cluster
 from mmrl.config_engine import RayConfig
 from mmrl.errors import ConfigError
 from tests.ray_kit import eventually, services
-from tests.test_distributed import launch
 
 pytestmark = pytest.mark.slow
 
@@ -81,9 +78,3 @@ def test_a_cluster_of_its_own_checks_serves_and_leaves_nothing() -> None:
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_what_is_lost_in_any_process_is_told_by_all_and_a_node_counts_its_processes(tmp_path: Path) -> None:
-    launch("torchrun", str(tmp_path), program=("tests.ray_ranks",))
-    expected = {"metrics": {"train/ray/restarts/rewards": 2.0, "train/ray/restarts/rollouts": 1.0}, "local": {}, "here": 2}
-    assert [json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)] == [expected] * 2

@@ -1,11 +1,12 @@
-"""The launch scripts, run as a user would run them: every public data format, each architecture, wrong arguments."""
+"""The launch scripts, run as a user would run them: every public data format, each architecture, wrong arguments.
+
+One launch starts the training process itself; the others' trainings run in this process (tests/launch_kit.py).
+"""
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,14 @@ from mmrl.errors import ConfigError
 from robotics.config import load_embodied
 from robotics.warmstart import save_policy
 from scripts.check_clone import check_clone
-from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl, tiny_folder
+from tests.engine_kit import REPO, read_jsonl, tiny_folder
+from tests.launch_kit import launch, shell
 from tests.robot_kit import make_model, make_vla
 from video.store import TensorStore
 
 SMALL = ["train.steps=2", "train.prompts_per_step=2", "rollout.group_size=3", "rollout.max_new_tokens=6",
          "train.save_every=1", "eval.limit=1", "threads=1", "data.max_pixels=20000"]
-
-
-def launch(*arguments: str, cwd: Path = REPO, script: str = "grounding") -> subprocess.CompletedProcess[str]:
-    file = str(REPO / "scripts" / f"train_{script}.sh")
-    return subprocess.run(["bash", file, *arguments], cwd=cwd, capture_output=True, text=True,
-                          env={**ENVIRONMENT, "MMRL_PYTHON": sys.executable}, timeout=300)
+TRAIN = "mmrl.cli.main"
 
 
 @pytest.mark.slow
@@ -38,7 +35,8 @@ def test_launch_script_trains_on_public_formats(form: str, arch: str, tmp_path: 
     made = make_all(tmp_path / "data")
     data = next(path for name, path in made.items() if name == form)
     held_out = ["--eval", data, "--split", "val", "--eval-split", "testA"] if form == "refer" else []
-    done = launch("--model", tiny_folder(arch), "--data", data, "--name", "smoke", f"dir={tmp_path}", *SMALL, *held_out)
+    done = launch("--model", tiny_folder(arch), "--data", data, "--name", "smoke", f"dir={tmp_path}", *SMALL, *held_out,
+                  "reward.workers=0")
     assert done.returncode == 0, done.stderr[-2000:]
     rows = read_jsonl(tmp_path / "smoke" / "metrics.jsonl")
     assert [r["step"] for r in rows] == [1, 2]
@@ -63,7 +61,7 @@ def test_launch_script_started_elsewhere_finds_model_data_and_pictures(tmp_path:
     common = ["--model", "model", "--data", "rec.json", "--name", "smoke", f"dir={tmp_path}", *SMALL, "train.steps=1"]
     lost = launch(*common, cwd=away)
     assert lost.returncode == 2 and "data.train[].params.reader.image_root" in lost.stderr, lost.stderr[-2000:]
-    done = launch(*common, "--eval", "./rec.json", "--images", "pictures", "--overwrite", cwd=away)
+    done = launch(*common, "--eval", "./rec.json", "--images", "pictures", "--overwrite", cwd=away, really=TRAIN)
     assert done.returncode == 0, done.stderr[-2000:]
     config = load_config(tmp_path / "smoke" / "config.yaml")
     assert config.model.path == str(away / "model")
@@ -78,7 +76,7 @@ def test_launch_script_chooses_among_the_splits_of_a_release(tmp_path: Path) -> 
     release = Path(make_all(tmp_path / "made")["refer"])
     shutil.copy(release / "refs(unc).p", release / "refs(google).p")
     common = ["--model", tiny_folder("qwen2_5_vl"), "--data", "refcoco", "--split", "val", "--name", "smoke",
-              f"dir={tmp_path}", *SMALL, "train.steps=1"]
+              f"dir={tmp_path}", *SMALL, "train.steps=1", "reward.workers=0"]
     unclear = launch(*common, cwd=release.parent)
     assert unclear.returncode == 2 and "google" in unclear.stderr and "unc" in unclear.stderr, unclear.stderr[-2000:]
     done = launch(*common, "--split-by", "google", "--overwrite", cwd=release.parent)
@@ -131,7 +129,7 @@ def _make(kind: str, folder: Path) -> str:
 def test_every_launch_script_trains_and_evaluates_its_task(script: str, kind: str, extra: list[str], tmp_path: Path) -> None:
     data = _make(kind, tmp_path / "data")
     done = launch("--model", tiny_folder("qwen2_5_vl"), "--data", data, "--eval", data, "--name", "smoke", f"dir={tmp_path}",
-                  *SMALL, "train.prompts_per_step=3", "eval.limit=3", *extra, script=script)
+                  *SMALL, "train.prompts_per_step=3", "eval.limit=3", "reward.workers=0", *extra, script=script)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = read_jsonl(tmp_path / "smoke" / "metrics.jsonl")
     assert [r["step"] for r in rows] == [1, 2] and all(r["train/groups/failed"] == 0 for r in rows)
@@ -151,11 +149,11 @@ def play(recipe: str, arch: str, folder: Path, *extra: str) -> None:
     commands = documented(recipe)
     assert [c for c in commands if "train" in c.split()[1]] == commands[-1:], "data first, then the training"
     commands[-1] += " " + " ".join([f"name=smoke dir={folder} data.cache.dir={folder}/cache threads=1", *extra])
-    body = "\n".join(commands).replace("runs/clips", str(folder / "clips")).replace("assets/tiny_vlm", tiny_folder(arch))
-    shell = 'set -e; python() { "$MMRL_PYTHON" "$@"; }; mmrl() { python -m mmrl.cli.main "$@"; }\n'
-    done = subprocess.run(["bash", "-c", shell + body], cwd=REPO, capture_output=True, text=True, timeout=300,
-                          env={**ENVIRONMENT, "MMRL_PYTHON": sys.executable})
-    assert done.returncode == 0, done.stderr[-3000:]
+    defined = 'set -e; python() { "$MMRL_PYTHON" "$@"; }; mmrl() { python -m mmrl.cli.main "$@"; }\n'
+    for command in commands:
+        body = command.replace("runs/clips", str(folder / "clips")).replace("assets/tiny_vlm", tiny_folder(arch))
+        done = shell("bash", "-c", defined + body)
+        assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.slow
@@ -247,10 +245,10 @@ def test_what_only_training_reads_makes_no_other_clone(cloned: tuple[Path, list[
 def test_the_launch_uses_a_cloned_policy_only_for_what_it_was_cloned_for(cloned: tuple[Path, list[str]]) -> None:
     folder, _ = cloned
     asked = ["--model", str(folder / "backbone"), "--horizon", "40", "--demos", str(folder), f"dir={folder}"]
-    other = launch(*asked, "--tasks", "PickCube-v1", script="maniskill")
+    other = launch(*asked, "--tasks", "PickCube-v1", script="maniskill", really="scripts.check_clone")
     assert other.returncode == 2 and "expected env.tasks ['PickCube-v1'], found ['PushCube-v1']" in other.stderr, other.stderr
     assert "using the policy cloned before" not in other.stdout and not (folder / "maniskill").exists()
-    same = launch(*asked, "--tasks", "PushCube-v1", script="maniskill")
+    same = launch(*asked, "--tasks", "PushCube-v1", script="maniskill", really="scripts.check_clone")
     assert "using the policy cloned before" in same.stdout
     assert "was made with bins 9" in same.stderr, "training began with it (and refuses this one: its tokens are not the recipe's)"
 
@@ -261,7 +259,8 @@ def test_demonstrations_beside_a_finished_policy_are_refused(tmp_path: Path) -> 
     assert done.returncode == 2 and f"found --model {tmp_path}, a policy already (it has vla.json): drop --demos" in done.stderr
 
 
-@pytest.mark.parametrize("count", ["two", "0", "1.5", "-1"])
-def test_a_wrong_number_of_processes_is_named(count: str) -> None:
-    done = launch("--model", "m", "--data", "d", "--gpus", count)
+@pytest.mark.parametrize(("count", "script"), [("two", "grounding"), ("0", "libero"), ("1.5", "grounding"), ("-1", "maniskill")])
+def test_a_wrong_number_of_processes_is_named(count: str, script: str) -> None:
+    data = ["--data", "d"] if script == "grounding" else []
+    done = launch("--model", "m", *data, "--gpus", count, script=script)
     assert done.returncode == 2 and f"number of processes after --gpus, found '{count}'" in done.stderr

@@ -138,6 +138,13 @@ def test_parameters_a_task_refuses_are_a_configuration_error() -> None:
         task_from_spec(f"{PLUGIN}:CountCircles", {"qestion": "How many?"})
 
 
+def test_a_class_that_lacks_methods_is_told_which(tmp_path: Path) -> None:
+    path = write_task(tmp_path, "Half")
+    path.write_text(path.read_text().replace("def gold(", "def golden(").replace("def wrong(", "def wrongly("))
+    with pytest.raises(ConfigError, match=r"half.py:Half': expected every method of a task, found Half without gold, wrong; write"):
+        task_from_spec(f"{path}:Half")
+
+
 @pytest.mark.parametrize("module", ["tasks.maze", "tasks.jigsaw", "tasks.playground", "tasks.pages", "tasks.scenes"])
 def test_generators_run_as_modules(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=Path(__file__).resolve().parent.parent,

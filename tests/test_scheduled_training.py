@@ -14,7 +14,6 @@ from mmrl.errors import ConfigError
 from mmrl.trainer import Trainer
 from robotics.config import load_embodied
 from tests.engine_kit import ALBUM, album_data, config_file, merge, picture, read_jsonl, small_run
-from tests.test_distributed import launch
 
 CLOCK = ("time/", "speed/", "memory/", "schedule/", "train/staleness")
 ALONE = {"train": {"token_budget": 1}, "rollout": {"batch_tokens": 1}}
@@ -190,12 +189,6 @@ def test_the_correction_weighs_tokens_of_older_weights(
     assert mine.keys() == expected.keys()
     for name, grad in expected.items():
         torch.testing.assert_close(mine[name], grad, rtol=1e-3, atol=1e-5 * float(grad.abs().max() + 1))
-
-
-def test_two_processes_overlap_nothing(tmp_path: Path, files: tuple[str, str]) -> None:
-    make(tmp_path, files, "two", scheduled("pipelined"))
-    out = launch("torchrun", str(tmp_path / "two.yaml"), status=1)
-    assert "expected schedule.kind serial in a run of 2 processes, found pipelined" in out
 
 
 def test_settings_that_cannot_work_are_named() -> None:

@@ -17,7 +17,7 @@ from mmrl.policy.policy import Policy
 from mmrl.sft import gold_ids, run_sft
 from tasks.scenes import make_scenes
 from tests.clip_kit import VIDEO, broken_clip, cached_policy, make_clip
-from tests.engine_kit import album_data, cli, config_file, fresh_policy, picture, read_jsonl, sample_with, small_run, weights_of
+from tests.engine_kit import album_data, cli, config_file, fresh_policy, picture, sample_with, small_run, weights_of
 
 
 def settings(tmp_path: Path, **sections: Any) -> Any:
@@ -135,16 +135,6 @@ def test_media_workers_change_nothing_but_who_decodes(tmp_path: Path) -> None:
     (alone, mine), (together, other) = found
     assert alone == together and alone[-1]["failures"] and mine.keys() == other.keys()
     assert all(torch.equal(mine[n], other[n]) for n in mine)
-
-
-@pytest.mark.slow
-def test_command_line_tells_what_was_left_out(tmp_path: Path) -> None:
-    pictures = [[picture((56, 56), i)] for i in range(5)] + [[str(tmp_path / "gone.png")]]
-    tree = small_run(tmp_path / "runs", album_data(tmp_path / "data", pictures), train={"steps": 1, "prompts_per_step": 6})
-    _, err = cli("sft", config_file(tmp_path / "c.yaml", tree), "--out", str(tmp_path / "model"))
-    assert "samples left out because they could not be read: 1" in " ".join(err.split())
-    (row,) = read_jsonl(tmp_path / "model" / "failures.jsonl")
-    assert row["id"] == "album-5" and "gone.png" in row["reason"]
 
 
 @pytest.mark.slow

@@ -48,13 +48,21 @@ def test_a_missing_gpu_and_an_expected_failure_are_excused(tmp_path: Path) -> No
     assert status == 0 and "1 passed, 1 skipped, 1 xfailed" in output
 
 
-@pytest.mark.parametrize("arguments", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
-def test_any_other_skip_turns_ci_red_and_is_listed(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_any_other_skip_turns_ci_red_and_is_listed(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(SUITE + SKIPS)
-    status, output = run(tmp_path, *arguments, MMRL_NO_SKIP="1")
+    status, output = run(tmp_path, MMRL_NO_SKIP="1")
     assert status == 1 and "1 passed, 1 skipped, 1 xfailed" in output
     for name in SKIPPED:
         assert f"test_it.py::{name}: skipped in CI" in output
+
+
+def test_workers_of_xdist_keep_the_rule_for_tests_and_modules(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(SUITE + SKIPS)
+    (tmp_path / "test_module.py").write_text(MODULE_SKIP)
+    status, output = run(tmp_path, "-n", "2", "--continue-on-collection-errors", CI="true")
+    assert status == 1 and "1 passed, 1 skipped, 1 xfailed" in output
+    for name in ("test_module.py", *(f"test_it.py::{name}" for name in SKIPPED)):
+        assert f"{name}: skipped in CI" in output
 
 
 def test_outside_ci_a_skip_is_a_skip(tmp_path: Path) -> None:
@@ -63,9 +71,8 @@ def test_outside_ci_a_skip_is_a_skip(tmp_path: Path) -> None:
     assert status == 0 and "1 passed, 5 skipped, 1 xfailed" in output
 
 
-@pytest.mark.parametrize("arguments", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)])
-def test_a_module_that_skips_itself_turns_ci_red(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_module_that_skips_itself_turns_ci_red(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(MODULE_SKIP)
     (tmp_path / "test_other.py").write_text(SUITE)
-    status, output = run(tmp_path, *arguments, CI="true")
+    status, output = run(tmp_path, CI="true")
     assert status != 0 and "test_it.py: skipped in CI" in output and "no_such_module" in output

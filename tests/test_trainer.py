@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.cli.main import main
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, MMRLError, RewardError
 from mmrl.group_rewards import training_rewards
@@ -69,7 +71,17 @@ def final_weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_a_run_through_the_command_line_writes_everything(tmp_path: Path, data: tuple[str, str]) -> None:
+def test_a_run_through_the_command_line_writes_everything(
+        tmp_path: Path, data: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*arguments: str, status: int = 0) -> str:
+        """The command in this process; what it wrote to standard error."""
+        monkeypatch.setattr(sys, "argv", ["mmrl", *arguments])
+        monkeypatch.setenv("MMRL_TRACEBACK", "")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert (ended.value.code or 0) == status
+        return capsys.readouterr().err
+
     tree = small_run(tmp_path / "runs", *data, reward={"workers": 1})
     config = config_file(tmp_path / "run.yaml", tree)
     out, err = cli("train", config, "optim.lr=1e-3")
@@ -106,14 +118,14 @@ def test_a_run_through_the_command_line_writes_everything(tmp_path: Path, data: 
     mean = np.mean([p["score"]["value"] for p in predictions if p["mode"] == "sampled"])
     assert rows[-1]["eval/sampled/reward"] == pytest.approx(mean)
 
-    _, refused = cli("train", config, status=2)
+    refused = command("train", config, status=2)
     assert "--resume" in refused and "--overwrite" in refused and "Traceback" not in refused
     assert read_jsonl(run / "metrics.jsonl") == rows, "a refused start touches nothing"
-    cli("train", config, "optim.lr=1e-3", "train.steps=1", "--overwrite", "--quiet")
+    command("train", config, "optim.lr=1e-3", "train.steps=1", "reward.workers=0", "--overwrite", "--quiet")
     assert [r["step"] for r in read_jsonl(run / "metrics.jsonl")] == [1] and not (
         run / "rollouts/step_000002.jsonl"
     ).exists()
-    _, changed = cli("train", config, "train.steps=7", "--resume", status=2)
+    changed = command("train", config, "train.steps=7", "--resume", status=2)
     assert "train.steps was 1, now 7" in changed and "optim.lr was 0.001" in changed, "every changed setting is named"
 
 
@@ -264,11 +276,10 @@ def test_lora_trains_only_its_adapter_and_resumes(kl: float, tmp_path: Path, dat
         "optim": {"lr": 0.02},
     }
     whole, rows = train(tmp_path, data, "whole", **options)
-    start = Trainer(whole.config, overwrite=True).policy
+    start = Trainer(whole.config.model_copy(update={"name": "start"})).policy
     before = dict(start.model.named_parameters())
     changed = {n for n, p in final_weights(whole).items() if not torch.equal(p, before[n])}
     assert changed and all("lora_" in n for n in changed)
-    whole, rows = train(tmp_path, data, "whole", overwrite=True, **options)
     for step in (3, 4):
         shutil.rmtree(whole.checkpoints.path(step))
     resumed, again = train(tmp_path, data, "whole", resume=True, **options)

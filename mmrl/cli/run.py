@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 import yaml
@@ -19,6 +19,9 @@ from rich.table import Table
 
 from mmrl.config import RunConfig, effective_threads, load_config
 from mmrl.presets import read_preset
+
+if TYPE_CHECKING:
+    from mmrl.world import World
 
 __all__ = ["is_embodied", "results_table", "run_config", "sft_command", "train_command"]
 
@@ -250,47 +253,61 @@ def _source_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list
 
 
 def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -> None:
-    """Warm-start a model on gold answers and save it in Hugging Face format."""
+    """Warm-start a model on gold answers, or on demonstrations, and save it in Hugging Face format."""
     settings = run_config(config, overrides)
     _quieten(settings)
     import torch
 
-    if type(settings) is not RunConfig:
-        _embodied_sft(settings, out, quiet)
-        return
+    from mmrl.engines import accelerator_options, train_engine_name
+    from mmrl.sft import supervised
+    from mmrl.world import World
+
+    if (threads := effective_threads(settings)) is not None:
+        torch.set_num_threads(threads)
+    plain = type(settings) is RunConfig
+    asked = supervised(settings, None if plain else settings.demos.optim)  # type: ignore[attr-defined]
+    world = World(torch.device(settings.model.device) if settings.model.device else None, **accelerator_options(asked))
+    train_engine_name(asked, world.size)  # what does not go together must fail before a model is loaded
+    torch.manual_seed(settings.seed)
+    (_sft if plain else _embodied_sft)(settings, out, quiet or not world.is_main, world)
+    world.close()
+
+
+def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
+    """Train on the gold answers of the data, save the policy and a list of samples that could not be read."""
     from mmrl.policy.loading import load_policy
     from mmrl.sft import run_sft
 
-    if (threads := effective_threads(settings)) is not None:
-        torch.set_num_threads(threads)
-    torch.manual_seed(settings.seed)
-    policy = load_policy(settings.model, settings.data)
+    with world.telling():
+        policy = load_policy(settings.model, settings.data, device=world.device)
+    world.barrier()
     display = _Display(settings.train.steps, quiet)
     with display.bar:
-        last = run_sft(policy, settings, lambda step, m: display.step(step, f"loss {m['loss']:.3f}  {m['seconds']:.2f} s"))
-    policy.save(out)
-    record = out / "failures.jsonl"
-    record.unlink(missing_ok=True)
-    if failures := last["failures"]:
-        record.write_text("".join(json.dumps(row) + "\n" for row in failures), encoding="utf-8")
-        display.say(f"samples left out because they could not be read: {len(failures)} ({escape(str(record))}); first: "
-                    f"{escape(failures[0]['reason'])}", "yellow")
-    typer.echo(f"model: {out}")
+        last = run_sft(policy, settings, lambda step, m: display.step(step, f"loss {m['loss']:.3f}  {m['seconds']:.2f} s"), world)
+    with world.telling():
+        if world.is_main:
+            policy.save(out)
+            record = out / "failures.jsonl"
+            record.unlink(missing_ok=True)
+            if failures := last["failures"]:
+                record.write_text("".join(json.dumps(row) + "\n" for row in failures), encoding="utf-8")
+                display.say(f"samples left out because they could not be read: {len(failures)} ({escape(str(record))}); first: "
+                            f"{escape(failures[0]['reason'])}", "yellow")
+            typer.echo(f"model: {out}")
+    world.barrier()
 
 
-def _embodied_sft(settings: RunConfig, out: Path, quiet: bool) -> None:
+def _embodied_sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
     """Record demonstrations where there are none, clone them, save the policy."""
-    import torch
-
-    if (threads := effective_threads(settings)) is not None:
-        torch.set_num_threads(threads)
-    torch.manual_seed(settings.seed)
     warmstart = importlib.import_module("robotics.warmstart")
     display = _Display(settings.demos.steps, quiet)  # type: ignore[attr-defined]
     with display.bar:
         vla, last = warmstart.warm_start(
             settings, on_step=lambda step, m: display.step(step, f"loss {m['loss']:.3f}  {m['seconds']:.2f} s"),
             on_episode=lambda done, total: display.say(f"recorded {done}/{total} demonstrations")
-            if done * 10 // total > (done - 1) * 10 // total else None)
-    warmstart.save_policy(vla, settings, out)
-    typer.echo(f"model: {out}  (loss {last['loss']:.3f})")
+            if done * 10 // total > (done - 1) * 10 // total else None, world=world)
+    with world.telling():
+        if world.is_main:
+            warmstart.save_policy(vla, settings, out)
+            typer.echo(f"model: {out}  (loss {last['loss']:.3f})")
+    world.barrier()

@@ -54,6 +54,7 @@ class ActorGroup:
                     stop_if_broken(error, self.cluster.demands[self.kind].words)
                     self._replace(place, ending(error))
                     waiting[ask(place)] = place
+                    error.__traceback__ = None  # a cycle, which would keep our arguments in the object store for a while
         return [found[place] for place in range(len(arguments))]
 
     def _replace(self, place: int, how: str) -> None:

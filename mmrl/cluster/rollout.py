@@ -15,17 +15,15 @@ With several actors batches are others than locally, so log-probs agree to round
 from __future__ import annotations
 
 import importlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 
 from mmrl.cluster.group import ActorGroup
+from mmrl.cluster.objects import Array, MediaStore, absolute, actor_threads, shares, tensors_of
 from mmrl.cluster.session import Cluster
 from mmrl.config import ModelConfig, RunConfig
 from mmrl.config_data import DataConfig
@@ -35,27 +33,7 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import PrefillOnceEngine, Request, RolloutEngine, SamplingSettings
 from mmrl.types import Completion
 
-__all__ = ["RemoteRollout", "RolloutHost", "shares"]
-
-_MEDIA_BYTES = 1 << 30  # of packed pixels kept in the object store between rollouts
-
-
-@dataclass(frozen=True)
-class _Array:
-    """A tensor as bytes that Ray moves without copying."""
-
-    data: np.ndarray
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Array:
-        flat = tensor.detach().to("cpu").contiguous().view(-1)
-        return cls(flat.view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
-
-    def tensor(self) -> torch.Tensor:
-        """A copy: what Ray hands out may not be written to, and is freed with its last reader."""
-        return torch.from_numpy(self.data.copy()).view(self.dtype).view(self.shape)
+__all__ = ["RemoteRollout", "RolloutHost"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +65,7 @@ class RolloutHost:
             self._load(ray.get(weights.ref[0]))
             self._digest = weights.digest
         self.policy.version = weights.version
-        packed = {key: array.tensor() for key, array in zip(media, ray.get(list(media.values())), strict=True)}
+        packed = tensors_of(media)
         filled: dict[int, Prompt] = {}
         for request in requests:
             if id(request.prompt) not in filled:
@@ -95,23 +73,12 @@ class RolloutHost:
                 filled[id(request.prompt)] = replace(request.prompt, visuals=visuals)
         return self.engine.generate([replace(r, prompt=filled[id(r.prompt)]) for r in requests], settings)
 
-    def _load(self, arrays: Mapping[str, _Array]) -> None:
+    def _load(self, arrays: Mapping[str, Array]) -> None:
         if set(arrays) != set(self._trained):
             raise RuntimeError(f"expected weights of {sorted(self._trained)[:3]} ..., found {sorted(arrays)[:3]} ...")
         with torch.no_grad():
             for name, array in arrays.items():
                 self._trained[name].copy_(array.tensor())
-
-
-def shares(requests: Sequence[Request], parts: int, new_tokens: int) -> list[range]:
-    """Consecutive ranges of requests, at most `parts` and none empty, of about equal numbers of tokens."""
-    if not requests:
-        return []
-    costs = np.array([r.prompt.length + r.count * new_tokens for r in requests], dtype=float)
-    middles = np.cumsum(costs) - costs / 2
-    places = (middles * parts // costs.sum()).astype(int)
-    edges = [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(requests)]
-    return [range(a, b) for a, b in pairwise(edges)]
 
 
 class RemoteRollout(RolloutEngine):
@@ -123,29 +90,30 @@ class RemoteRollout(RolloutEngine):
         settings["model"]["device"] = "cuda" if cluster.config.gpus_per_rollout_actor else policy.device.type
         settings["data"]["cache"]["dir"] = None  # pixels come with the requests
         settings["data"]["workers"] = 0
-        cpus = cluster.config.cpus_per_rollout_actor
-        threads = round(cpus) if cpus > 1 else torch.get_num_threads()
+        settings["model"]["path"] = absolute(settings["model"]["path"])
+        threads = actor_threads(cluster.config.cpus_per_rollout_actor)
         self.group = ActorGroup(cluster, "rollouts", actors, RolloutHost, settings, threads)
         self._weights: _Weights | None = None
-        self._media: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+        self._media = MediaStore(cluster.ray)
         self.sent = 0  # how often weights were put
 
     def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Completion]]:
         """See RolloutEngine.generate."""
         weights = self._publish()
         asked: list[tuple[Any, ...]] = []
-        for part in shares(requests, len(self.group.actors), settings.max_new_tokens):
+        costs = [r.prompt.length + r.count * settings.max_new_tokens for r in requests]
+        for part in shares(costs, len(self.group.actors)):
             portable, media = self._portable([requests[i] for i in part])
             asked.append((portable, settings, weights, media))
         found = self.group.call("generate", asked)
-        self._forget()
+        self._media.trim()
         return [completions for part in found for completions in part]
 
     # weights
 
     def _publish(self) -> _Weights:
         """The weights of now, put into the object store if they are new."""
-        arrays = {name: _Array.of(parameter) for name, parameter in self.policy.trainable()}
+        arrays = {name: Array.of(parameter) for name, parameter in self.policy.trainable()}
         digest = xxhash.xxh3_128()
         for name, array in arrays.items():
             digest.update(f"{name}:{array.dtype}:{array.shape};".encode())
@@ -169,23 +137,11 @@ class RemoteRollout(RolloutEngine):
             visuals = []
             for visual in request.prompt.visuals:
                 key = f"{visual.kind}-{visual.digest}"
-                media[key] = self._put(key, visual)
+                media[key] = self._media.put(key, None if key in self._media else self.policy.encoder.visuals.packed(visual))
                 held = {f.name: getattr(visual, f.name) for f in fields(visual) if f.name not in ("key", "packed")}
                 visuals.append(frame(**held, key=key))
             prompts[id(request.prompt)] = replace(request.prompt, visuals=tuple(visuals))
         return [replace(r, prompt=prompts[id(r.prompt)]) for r in requests], media
-
-    def _put(self, key: str, visual: Any) -> Any:
-        if key not in self._media:
-            array = _Array.of(self.policy.encoder.visuals.packed(visual))
-            self._media[key] = self._ray.put(array), array.data.nbytes
-        self._media.move_to_end(key)
-        return self._media[key][0]
-
-    def _forget(self) -> None:
-        held = sum(size for _, size in self._media.values())
-        while held > _MEDIA_BYTES:
-            held -= self._media.popitem(last=False)[1][1]
 
     def close(self) -> None:
         """End the actors and let their objects go."""

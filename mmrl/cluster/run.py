@@ -85,13 +85,20 @@ def run_scorer(config: RunConfig, specs: Sequence[tuple[str, dict[str, Any]]], t
 
 @contextmanager
 def run_rollouts(config: RunConfig, policy: Policy, own: RolloutEngine, cluster: Cluster | None) -> Iterator[RolloutEngine]:
-    """What generates: actors with copies of `policy` when there are any, else `own`."""
+    """What generates: actors with copies of `policy` when there are any, else `own`, which may drive actors that hold vLLM."""
     if cluster is None or not config.engine.ray.rollout_actors:
         yield own
         return
     from mmrl.cluster.rollout import RemoteRollout
+    from mmrl.cluster.vllm import RemoteVLLM
+    from mmrl.rollout.vllm_engine import VLLMEngine
 
-    engine = RemoteRollout(policy, cluster, config, actors=config.engine.ray.rollout_actors)
+    engine = own
+    if isinstance(own, VLLMEngine):
+        assert isinstance(own.backend, RemoteVLLM), "see build_rollout_engine"
+        own.backend.start(cluster)
+    else:
+        engine = RemoteRollout(policy, cluster, config, actors=config.engine.ray.rollout_actors)
     try:
         yield engine
     finally:

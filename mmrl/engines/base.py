@@ -6,22 +6,71 @@ torch.optim.AdamW as `mmrl.optim.build_optimizer` makes it, whole: a checkpoint 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 
-__all__ = ["TrainEngine"]
+__all__ = ["Named", "TrainEngine", "Trained", "head_parameters"]
+
+
+class Named(Protocol):
+    """A policy, or a module."""
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """All, in a fixed order. Of a policy: those of `model`, then those of each head, with its name before theirs."""
+
+
+class Trained(Named, Protocol):
+    """What an engine trains: a Policy, or a policy made of one (robotics.vla.VLAPolicy)."""
+
+    lockstep: bool
+    """Forwards are collective; set by the engine."""
+
+    @property
+    def model(self) -> Any:
+        """The transformers model, adapters included; another one while the reference runs."""
+
+    @property
+    def reference_model(self) -> Any:
+        """The frozen copy for a KL term, or None."""
+
+    @property
+    def heads(self) -> Mapping[str, torch.nn.Module]:
+        """What is trained beside `model` and read from its hidden states, by name: a value head."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where `model` is."""
+
+    def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Those of `named_parameters` that receive gradients."""
+
+
+def head_parameters(policy: Trained) -> list[torch.nn.Parameter]:
+    """Of all heads."""
+    return [p for head in policy.heads.values() for p in head.parameters()]
 
 
 class TrainEngine(abc.ABC):
     """One run's training engine."""
 
     sharded: bool = False
-    """Parameters of policy.model are not whole on this process: what samples needs a copy (`parameters`)."""
+    """The policy's parameters are not whole on this process: what samples needs a copy (`parameters`)."""
 
     lockstep: bool = False
     """Forward and backward are collective: processes must run the same modules in the same number of micro-batches."""
+
+    engaged: bool = False
+    """Inside a collective pass, to the end of which all processes come or none: an error of one cannot be told to the others."""
+
+    @contextmanager
+    def engaging(self) -> Iterator[None]:
+        """`engaged` meanwhile, and from then on where an error ends it."""
+        self.engaged = True
+        yield
+        self.engaged = False
 
     @abc.abstractmethod
     def begin(self, denominator: float | None = None) -> None:
@@ -36,22 +85,27 @@ class TrainEngine(abc.ABC):
         """Add the gradient of a summed (not averaged) loss; `last` on the last micro-batch of an optimizer step."""
 
     @abc.abstractmethod
-    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str]) -> tuple[float, float]:
+    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
+             heads_only: bool = False) -> tuple[float, float]:
         """Sum over processes, divide by the denominator, clip, optimizer step number `update` (from 0): (norm before clipping, lr).
 
-        Raises NonFiniteError with the text of `failure(norm)`.
+        With `heads_only` (a critic that warms up; no gradient of the model was taken) the model keeps its weights, and its
+        optimizer state stays as if there had been no step. Raises NonFiniteError with the text of `failure(norm)`.
         """
 
     @abc.abstractmethod
     def parameters(self, *, trainable: bool) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name as in policy.model, whole tensor) one after the other, all or those that are trained; each valid until the next."""
+        """(name as in policy.named_parameters, whole tensor) one after the other, all or those that are trained; each valid until
+        the next."""
 
     @torch.no_grad()
-    def fill(self, model: torch.nn.Module) -> None:
-        """Copy the trained weights into `model`, a whole copy of the policy's (on any device)."""
-        theirs = dict(model.named_parameters())
-        for name, tensor in self.parameters(trainable=True):
-            theirs[name].copy_(tensor)
+    def fill(self, copy: Named) -> None:
+        """Copy the trained weights into `copy`, a whole copy of the policy or, where that has no heads, of its model (on any
+        device)."""
+        theirs = dict(copy.named_parameters())
+        with self.engaging():
+            for name, tensor in self.parameters(trainable=True):
+                theirs[name].copy_(tensor)
 
     @abc.abstractmethod
     def optimizer_state(self) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -16,10 +16,19 @@ from mmrl.config import RunConfig
 from mmrl.engines.base import TrainEngine
 from mmrl.engines.local import LocalEngine
 from mmrl.errors import ConfigError
-from mmrl.policy.policy import Policy
 from mmrl.world import World
 
 __all__ = ["accelerator_options", "build_actor", "build_train_engine", "train_engine_name"]
+
+
+class Copied(Protocol):
+    """A Policy, or a policy made of one."""
+
+    def whole_copy(self: P, device: torch.device | None = None) -> P:
+        """See Policy.whole_copy."""
+
+
+P = TypeVar("P", bound=Copied)
 
 
 def accelerator_options(config: RunConfig) -> dict[str, Any]:
@@ -49,24 +58,24 @@ def train_engine_name(config: RunConfig, processes: int) -> str:
     if chosen == "single" and processes > 1:
         raise ConfigError(f"expected engine.train auto, ddp, fsdp2 or deepspeed_* in a run of {processes} processes, found single; "
                           "set engine.train: auto, or start one process")
-    if kind != "serial" and processes > 1:
+    if kind != "serial" and processes > 1 and not config.overlaps_in_processes:
         raise ConfigError(f"expected schedule.kind serial in a run of {processes} processes, found {kind}: it overlaps "
                           "rollout and training within one process; start one process, or set schedule.kind: serial")
     if kind != "serial" and chosen not in ("single", "ddp"):
         raise ConfigError(f"expected schedule.kind serial with engine.train {chosen}, found {kind}: its forwards wait for other "
-                          "processes in a fixed order, groups close in any; set schedule.kind: serial, or engine.train: single")
+                          "processes in a fixed order, groups close in any; set schedule.kind: serial, or engine.train: auto")
     return chosen
 
 
-def build_actor(config: RunConfig, world: World, policy: Policy) -> Policy:
+def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = True) -> P:
     """What samples, is evaluated and saved: `policy`, or its whole copy where its parameters are about to be sharded.
 
-    With engine.rollout vllm nobody runs the copy: it lies in the main process's host memory, to be saved, and has no values in
-    the others.
+    With engine.rollout vllm, and without `samples`, nobody runs the copy: it lies in the main process's host memory, to be saved,
+    and has no values in the others.
     """
     if train_engine_name(config, world.size) not in ("fsdp2", "deepspeed_zero3"):
         return policy
-    if config.engine.rollout == "own":
+    if samples and config.engine.rollout == "own":
         return policy.whole_copy()
     return policy.whole_copy(torch.device("cpu" if world.is_main else "meta"))
 

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from mmrl.config import RunConfig
-from mmrl.engines.base import TrainEngine
-from mmrl.engines.deepspeed_state import canonical_state, restore_state
+from mmrl.engines.base import Trained, TrainEngine, head_parameters
+from mmrl.engines.deepspeed_state import canonical_state, forget_steps, restore_state
 from mmrl.engines.root import Root
 from mmrl.errors import ConfigError, MissingExtraError, NonFiniteError
 from mmrl.optim import learning_rate, set_learning_rate
-from mmrl.policy.policy import Policy
+from mmrl.policy.loading import name_accelerator
 from mmrl.world import World
 
 __all__ = ["DeepSpeedEngine", "deepspeed_settings", "plugin"]
@@ -69,8 +69,7 @@ def plugin(config: RunConfig) -> dict[str, Any]:
 
 
 def _import(gpus: bool) -> Any:
-    if not gpus:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    name_accelerator()
     try:
         import deepspeed
     except ImportError as error:
@@ -103,21 +102,26 @@ def deepspeed_settings(config: RunConfig) -> dict[str, Any]:
 
 
 class DeepSpeedEngine(TrainEngine):
-    """Trains `policy` with the AdamW of build_optimizer; under ZeRO-3 policy.model's weights are in place in `run` only."""
+    """Trains `policy` with the AdamW of build_optimizer; under ZeRO-3 its weights are in place in `run` only.
+
+    Heads have parameter groups of their own, which may take a step without the model.
+    """
 
     lockstep = True
 
-    def __init__(self, config: RunConfig, world: World, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, config: RunConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer) -> None:
         self._deepspeed = _import(policy.device.type == "cuda")
         self.config, self.world, self.policy = config, world, policy
         self.sharded = config.engine.train == "deepspeed_zero3"
         self._groups: list[dict[str, Any]] = optimizer.state_dict()["param_groups"]  # before they hold flat partitions
         self._trained: list[torch.nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        self._named = list(policy.named_parameters())
+        self._heads, self._group_of, self._number_of = _split(optimizer, head_parameters(policy))
         accelerator = world.accelerator
         zero = accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]
         zero["reduce_bucket_size"] = min(_BUCKET, sum(p.numel() for p in self._trained))
         self._model = policy.model  # policy.model is another one while the reference runs
-        root = _root(policy.model) if self.sharded else Root(policy.model)
+        root = _root(policy) if self.sharded else Root(policy.model, policy.heads)
         policy.lockstep = True
         log = logging.getLogger("DeepSpeed")
         level = log.level
@@ -146,14 +150,21 @@ class DeepSpeedEngine(TrainEngine):
         self._engine.backward(loss, scale_wrt_gas=False)
         self._open = True
 
-    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str]) -> tuple[float, float]:
+    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
+             heads_only: bool = False) -> tuple[float, float]:
         rate = learning_rate(self.config.optim, update, total_updates)
         set_learning_rate(self._engine.optimizer, rate)
         if denominator <= 0:
             return 0.0, rate
         assert self._open and self._engine.is_gradient_accumulation_boundary(), "the last backward must be called with last=True"
         self._engine.optimizer.override_loss_scale(denominator / self.world.size)
+        resting = [n for n in range(len(self._engine.optimizer.param_groups)) if n not in self._heads] if heads_only else []
+        for number in resting:  # its gradients are zeros: nothing moves, and what counts the steps goes back
+            self._engine.optimizer.param_groups[number]["lr"] = 0.0
         self._engine.step()
+        if resting:
+            forget_steps(self._engine.optimizer, resting)
+            set_learning_rate(self._engine.optimizer, rate)
         self._open = False
         norm = float(self._engine.get_global_grad_norm())
         if not 0 <= norm < float("inf"):  # DeepSpeed left the weights as they were and says inf, or -1 in older releases
@@ -161,7 +172,7 @@ class DeepSpeedEngine(TrainEngine):
         return norm, rate
 
     def parameters(self, *, trainable: bool) -> Iterator[tuple[str, torch.Tensor]]:
-        named = [(n, p) for n, p in self._model.named_parameters() if p.requires_grad or not trainable]
+        named = [(n, p) for n, p in self._named if p.requires_grad or not trainable]
         if not self.sharded:
             yield from ((name, p.detach()) for name, p in named)
             return
@@ -170,24 +181,45 @@ class DeepSpeedEngine(TrainEngine):
                 yield from ((name, p.detach()) for name, p in chunk)
 
     def optimizer_state(self) -> dict[str, Any] | None:
-        state = canonical_state(self._engine.optimizer, self._trained, keep=self.world.is_main)
+        with self.engaging():
+            state = canonical_state(self._engine.optimizer, self._trained, self._group_of, keep=self.world.is_main)
         if state is None:
             return None
-        groups = [{**group, "lr": now["lr"]}
-                  for group, now in zip(self._groups, self._engine.optimizer.param_groups, strict=True)]
+        now = self._engine.optimizer.param_groups
+        groups = [{**group, "lr": now[number]["lr"]} for group, number in zip(self._groups, self._number_of, strict=True)]
         return {"state": state, "param_groups": groups}
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        restore_state(self._engine.optimizer, self._trained, state["state"])
+        restore_state(self._engine.optimizer, self._trained, self._group_of, state["state"])
 
 
-def _root(model: Any) -> Root:
+def _split(optimizer: torch.optim.Optimizer, heads: Sequence[torch.nn.Parameter]) -> tuple[set[int], list[int], list[int]]:
+    """Give `heads` parameter groups of their own, in place: DeepSpeed keeps one flat tensor and one counter of steps for a group.
+
+    Returns the numbers of those groups, the group of each parameter in the order before, and a group made of each one before.
+    """
+    ours = {id(p) for p in heads}
+    groups: list[dict[str, Any]] = []
+    of_heads, numbers, place = set(), [], {}
+    for group in optimizer.param_groups:
+        numbers.append(len(groups))
+        for among in (False, True):
+            if chosen := [p for p in group["params"] if (id(p) in ours) == among]:
+                place.update({id(p): len(groups) for p in chosen})
+                of_heads |= {len(groups)} if among else set()
+                groups.append({**group, "params": chosen})
+    order = [place[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    optimizer.param_groups[:] = groups
+    return of_heads, order, numbers
+
+
+def _root(policy: Trained) -> Root:
     """The root for ZeRO-3. The output layer's parameters are its own: gathered for as long as it runs, forward and backward.
 
     As a child the output layer would be gathered by hooks at every call, one per chunk of logits, and processes whose numbers of
     chunks differ would wait for each other.
     """
-    root = Root(model)
+    root = Root(policy.model, policy.heads)
     head = root.lm_head
     del root.lm_head
     for name, parameter in head.named_parameters():

@@ -4,7 +4,7 @@
 
 Each decoder layer and each block of a trained vision tower is a group: gathered before it runs, given back after, gathered again
 for its backward; gradients are reduce-scattered after every micro-batch, so that no process ever holds a whole gradient. What is
-left (embeddings, norms, output layer, projector) is the root's group and stays in place from forward to backward.
+left (embeddings, norms, output layer, projector, heads) is the root's group and stays in place from forward to backward.
 
 Settings come from accelerate's plugin, which reads what `accelerate launch` or `accelerate config` say (offloading, resharding
 after the forward). accelerate.prepare itself is not used: it shards on GPUs and in several processes only and leaves the model
@@ -24,38 +24,40 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mmrl.config import RunConfig
-from mmrl.engines.base import TrainEngine
+from mmrl.engines.base import Trained, TrainEngine, head_parameters
 from mmrl.engines.root import Root
 from mmrl.optim import take_step
-from mmrl.policy.policy import Policy
 from mmrl.world import World
 
 __all__ = ["FSDPEngine"]
 
 
 class FSDPEngine(TrainEngine):
-    """Shards policy.model, and the frozen copy for a KL term, in place; `optimizer` goes on with the shards.
+    """Shards policy.model with the heads, and the frozen copy for a KL term, in place; `optimizer` goes on with the shards.
 
-    After this, policy.model's parameters are DTensors outside of `run`: nothing else may call its modules.
+    After this, the policy's parameters are DTensors outside of `run`: nothing else may call its modules.
     """
 
     sharded = lockstep = True
 
-    def __init__(self, config: RunConfig, world: World, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, config: RunConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer) -> None:
         self.config, self.world, self.policy, self.optimizer = config.optim, world, policy, optimizer
         if not torch.distributed.is_initialized():  # one process
             torch.distributed.init_process_group("nccl" if policy.device.type == "cuda" else "gloo",
                                                  rank=0, world_size=1,
                                                  store=torch.distributed.HashStore())  # type: ignore[attr-defined]
         mesh = init_device_mesh(policy.device.type, (world.size,))
-        whole = dict(policy.model.named_parameters())
-        models = [policy.model] if policy.reference_model is None else [policy.model, policy.reference_model]
-        self._roots = {id(model): _shard(Root(model), mesh) for model in models}
-        shards = dict(policy.model.named_parameters())
+        whole = dict(policy.named_parameters())
+        self._roots = {id(policy.model): _shard(Root(policy.model, policy.heads), mesh)}
+        if policy.reference_model is not None:
+            self._roots[id(policy.reference_model)] = _shard(Root(policy.reference_model), mesh)
+        shards = dict(policy.named_parameters())
         moved = {whole[name]: shards[name] for name in whole}
         for group in optimizer.param_groups:
             group["params"] = [moved[p] for p in group["params"]]
         self._trained = policy.trainable()
+        heads = {id(p) for p in head_parameters(policy)}
+        self._heads = [(name, p) for name, p in self._trained if id(p) in heads]
         policy.lockstep = True
 
     def begin(self, denominator: float | None = None) -> None:
@@ -64,7 +66,7 @@ class FSDPEngine(TrainEngine):
     def run(self, forward: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
         root = self._roots[id(self.policy.model)]
         try:
-            return root(forward)
+            return root(lambda: tuple(t.clone() if t._is_view() else t for t in forward()))  # a view may lose its hooks
         finally:
             if not torch.is_grad_enabled():  # no backward will give back what the root gathered
                 for module in root.modules():  # reshard() gives back a module's own group only
@@ -74,21 +76,25 @@ class FSDPEngine(TrainEngine):
     def backward(self, loss: torch.Tensor, *, last: bool = False) -> None:
         loss.backward()
 
-    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str]) -> tuple[float, float]:
-        return take_step(self.optimizer, self._trained, self.config, denominator, update, total_updates, failure)
+    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
+             heads_only: bool = False) -> tuple[float, float]:
+        return take_step(self.optimizer, self._heads if heads_only else self._trained, self.config, denominator, update,
+                         total_updates, failure)
 
     def parameters(self, *, trainable: bool) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.policy.model.named_parameters():
+        for name, parameter in self.policy.named_parameters():
             if parameter.requires_grad or not trainable:
                 yield name, _whole(parameter.detach())
 
     def optimizer_state(self) -> dict[str, Any] | None:
         found = self.optimizer.state_dict()
         state: dict[int, dict[str, Any]] = {}
-        for number, entries in found["state"].items():
-            whole = {name: _whole(value) for name, value in entries.items()}
-            if self.world.is_main:
-                state[number] = {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in whole.items()}
+        with self.engaging():
+            for number, entries in found["state"].items():
+                whole = {name: _whole(value) for name, value in entries.items()}
+                if self.world.is_main:
+                    state[number] = {name: value.cpu() if isinstance(value, torch.Tensor) else value
+                                     for name, value in whole.items()}
         return {**found, "state": state} if self.world.is_main else None
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:

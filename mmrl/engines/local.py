@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mmrl.config import OptimConfig
-from mmrl.engines.base import TrainEngine
+from mmrl.engines.base import Trained, TrainEngine, head_parameters
 from mmrl.optim import take_step
 from mmrl.world import World
 
@@ -21,11 +21,13 @@ __all__ = ["LocalEngine"]
 
 
 class LocalEngine(TrainEngine):
-    """`policy` is anything with `trainable()` and `model`; `optimizer` holds its trained parameters."""
+    """`optimizer` holds the trained parameters of `policy`."""
 
-    def __init__(self, config: OptimConfig, world: World, policy: Any, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, config: OptimConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer) -> None:
         self.config, self.world, self.policy, self.optimizer = config, world, policy, optimizer
         self._trained = policy.trainable()
+        heads = {id(p) for p in head_parameters(policy)}
+        self._heads = [(name, p) for name, p in self._trained if id(p) in heads]
 
     def begin(self, denominator: float | None = None) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -36,12 +38,13 @@ class LocalEngine(TrainEngine):
     def backward(self, loss: torch.Tensor, *, last: bool = False) -> None:
         loss.backward()
 
-    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str]) -> tuple[float, float]:
-        return take_step(self.optimizer, self._trained, self.config, denominator, update, total_updates, failure,
-                         world_size=self.world.size)
+    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
+             heads_only: bool = False) -> tuple[float, float]:
+        return take_step(self.optimizer, self._heads if heads_only else self._trained, self.config, denominator, update,
+                         total_updates, failure, world_size=self.world.size)
 
     def parameters(self, *, trainable: bool) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.policy.model.named_parameters():
+        for name, parameter in self.policy.named_parameters():
             if parameter.requires_grad or not trainable:
                 yield name, parameter.detach()
 

@@ -12,7 +12,7 @@ without asking anybody (mmrl/policy/vision.py).
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,13 +22,14 @@ __all__ = ["Root"]
 
 
 class Root(nn.Module):
-    """The language model, the output layer and, where something in it is trained, the vision tower of a policy's `model`.
+    """The language model, the output layer and, where something in it is trained, the vision tower of a policy's `model`; and
+    its `heads`.
 
     These are the model's own modules, adapters included, under names of their own: `blocks` are those that may be gathered one
     after the other (decoder layers, vision blocks); the rest, which tied weights run through, belongs together.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, heads: Mapping[str, nn.Module] | None = None) -> None:
         super().__init__()
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.language_model, self.lm_head = base.model.language_model, base.lm_head
@@ -36,6 +37,7 @@ class Root(nn.Module):
         if any(p.requires_grad for p in base.model.visual.parameters()):
             self.visual = base.model.visual
             self.blocks += base.model.visual.blocks
+        self.heads = nn.ModuleDict(heads)
 
     def forward(self, function: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
         """What `function` returns, with every weight of the modules it calls in place."""

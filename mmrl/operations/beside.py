@@ -1,14 +1,34 @@
-"""What goes on beside a trainer's loop: signals and metrics."""
+"""What goes on around and beside a trainer's loop: the lock of its folder, signals, metrics."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from mmrl.errors import ConfigError
 from mmrl.operations.interrupts import Interrupts
 from mmrl.operations.prometheus import metrics_endpoint
 
-__all__ = ["operating", "stop_if_asked"]
+__all__ = ["holding", "operating", "stop_if_asked"]
+
+
+@contextmanager
+def holding(trainer: Any) -> Iterator[None]:
+    """The run's folder is this launch's alone, as it was when the trainer was made. Collective.
+
+    Raises ConfigError where another launch trains there, or has trained there since.
+    """
+    with ExitStack() as stack:
+        with trainer.world.telling():
+            if trainer.world.is_main:
+                stack.enter_context(trainer.folder.held(resume=trainer.resume, overwrite=trainer.overwrite))
+                newest = max(trainer.checkpoints.steps(), default=0)
+                if trainer.resume and newest != trainer.start_step:
+                    raise ConfigError(
+                        f"expected {trainer.folder.path} as it was when this trainer was made, with its last checkpoint of step "
+                        f"{trainer.start_step}, found one of step {newest}; make a new trainer with resume=True")
+            trainer.world.barrier()
+        yield
 
 
 @contextmanager

@@ -37,18 +37,15 @@ BEAT_S = 15.0
 STALE_S = 180.0
 _GONE_S = 1.0  # a launch that looks at the lock may have it under another name for a moment
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}  # of os.link, on file systems without hard links
-_OWN: dict[Path, str] = {}  # locks this process holds -> the token in the file
 
 
 class RunLock:
-    """The lock of the run folder `run`. It is not between threads: a process that holds it may acquire it again.
-
-    It ends with `release`, with the object, or with the process; of several objects of one process the last one holds it.
-    """
+    """The lock of the run folder `run`. It ends with `release`, with the object, or with the process."""
 
     def __init__(self, run: Path, *, beat_s: float = BEAT_S, stale_s: float = STALE_S) -> None:
         self.run, self.beat_s, self.stale_s = run, beat_s, stale_s
         self.path = run.absolute().with_name(f".{run.name}.lock")
+        self._token = ""  # in the file, while this object holds it
         self._end: Any = None  # of this hold, once
         self._warned = False
 
@@ -60,7 +57,7 @@ class RunLock:
             holder = _read(self.path)
             if holder is None:
                 continue  # let go in this moment
-            if _launch() is None or holder.get("launch") != _launch() or time.monotonic() > deadline:
+            if _mine(holder) or _launch() is None or holder.get("launch") != _launch() or time.monotonic() > deadline:
                 raise ConfigError(self._in_use(holder))
             if not waits:
                 waits = True
@@ -72,7 +69,7 @@ class RunLock:
         """Let go; nothing happens when it is not held."""
         if self._end is not None:
             self._end()
-            self._end = None
+            self._end, self._token = None, ""
 
     def check(self) -> None:
         """Raise ConfigError when another launch took the lock over, thinking this process dead (it was stopped for long).
@@ -81,7 +78,7 @@ class RunLock:
         """
         try:
             holder = _read(self.path)
-            if holder is None and self.path in _OWN:
+            if holder is None and self._token:
                 time.sleep(_GONE_S)
                 holder = _read(self.path)
         except OSError as error:
@@ -90,36 +87,35 @@ class RunLock:
                 print(f"warning: cannot read the run's lock {self.path} ({error}); the run goes on without looking at it until it "
                       "can be read", file=sys.stderr, flush=True)
             return
-        if self.path in _OWN and (holder is None or holder.get("token") != _OWN[self.path]):
+        if self._token and (holder is None or holder.get("token") != self._token):
             raise ConfigError(f"expected to hold {self.path} alone, found that another launch ({_who(holder)}) took it over while "
                               f"this process (pid {os.getpid()}) gave no sign of life for more than {self.stale_s:g} s; two must "
                               f"not write {self.run}: let one of them run")
 
     def _try(self) -> bool:
-        """Create the lock file, in place of one of this process or of a dead one; whether this object holds it now."""
+        """Create the lock file, in place of one of a dead process; whether this object holds it now."""
         with _guard(self.path):
             holder, token = _read(self.path), uuid.uuid4().hex
-            if holder is not None:
-                if holder.get("token") != _OWN.get(self.path, "") and not self._stale(holder):
-                    return False
-                if not _take_away(self.path, holder, token):
-                    return False
+            if holder is not None and not (self._stale(holder) and _take_away(self.path, holder, token)):
+                return False
             if not _create(self.path, {**_identity(), "token": token}):
                 return False
-            _OWN[self.path] = token
+            self._token = token
         stop = threading.Event()
         threading.Thread(target=_beat, args=(self.path, token, self.beat_s, stop), name="mmrl-run-lock", daemon=True).start()
         self._end = weakref.finalize(self, _release, self.path, token, stop)  # also runs at the end of the process
         return True
 
     def _stale(self, holder: dict[str, Any]) -> bool:
-        me = _identity()
-        if all(holder.get(k) == me[k] for k in ("host", "boot", "namespace")):
+        if _same(holder, "host", "boot", "namespace"):
             return not _alive(holder)
         return _age(self.path) > self.stale_s
 
     def _in_use(self, holder: dict[str, Any]) -> str:
         here = holder.get("host") == socket.gethostname()
+        if _mine(holder):
+            return (f"expected {self.run} to be free, found that this very process trains there; wait for it, or choose another "
+                    "name=")
         return (f"expected {self.run} to be free, found that {_who(holder)} trains there (last sign of life "
                 f"{max(0.0, _age(self.path)):.0f} s ago). Wait for it, end it (kill -TERM {holder.get('pid')}"
                 f"{'' if here else ' on that host'}: it leaves a checkpoint), or choose another name=. A lock from another host "
@@ -143,6 +139,15 @@ def _identity() -> dict[str, Any]:
     return {"host": socket.gethostname(), "boot": _text("/proc/sys/kernel/random/boot_id"), "namespace": _link("/proc/self/ns/pid"),
             "pid": os.getpid(), "born": _born(os.getpid()), "launch": _launch(),
             "since": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+
+
+def _same(holder: dict[str, Any], *facts: str) -> bool:
+    me = _identity()
+    return all(holder.get(fact) == me[fact] for fact in facts)
+
+
+def _mine(holder: dict[str, Any]) -> bool:
+    return _same(holder, "host", "boot", "namespace", "pid")
 
 
 def _text(path: str) -> str:
@@ -261,8 +266,6 @@ def _beat(path: Path, token: str, every_s: float, stop: threading.Event) -> None
 
 def _release(path: Path, token: str, stop: threading.Event) -> None:
     stop.set()
-    if _OWN.get(path) == token:
-        del _OWN[path]
     with suppress(OSError), _guard(path):
         if (_read(path) or {}).get("token") == token:
             os.unlink(path)

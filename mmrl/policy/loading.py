@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mmrl.config import DataConfig, ModelConfig
 
 __all__ = ["TEMPLATES", "add_adapter", "assemble_policy", "build_encoder", "build_visuals", "device_and_precision", "freeze_parts",
-           "load_policy", "storage_types", "store_frozen", "template_for"]
+           "load_policy", "name_accelerator", "storage_types", "store_frozen", "template_for"]
 
 # The frame each family was trained to emit (Qwen cookbooks; QwenLM/Qwen3-VL threads #676, #1486): never guessed.
 TEMPLATES: dict[str, Template] = {
@@ -122,12 +122,17 @@ def storage_types(config: ModelConfig) -> tuple[torch.dtype, torch.dtype]:
     return torch.bfloat16 if config.lora else torch.float32, torch.bfloat16
 
 
+def name_accelerator() -> None:
+    """Tell DeepSpeed, before anything imports it (as saving a model does where it is installed), that a CPU is what there is."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
 def device_and_precision(config: ModelConfig, device: torch.device | None) -> tuple[torch.device, torch.dtype,
                                                                                     torch.dtype | None]:
     """(device, type weights are loaded in, autocast's type or None). Raises ConfigError for bf16 on a GPU without it."""
     device = device or torch.device(config.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if not torch.cuda.is_available():  # saving a model imports an installed DeepSpeed, which says what it guessed
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    name_accelerator()
     # torch counts GPUs that only emulate bf16 in software as supporting it unless told otherwise
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     choice = config.dtype if config.dtype != "auto" else ("bf16" if bf16 else "fp32")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,15 @@ class Policy:
         """Make the current weights the ones rollouts use; returns the new version."""
         self.version += 1
         return self.version
+
+    @property
+    def heads(self) -> Mapping[str, torch.nn.Module]:
+        """What is trained beside the model: nothing (see mmrl.engines.base.Trained)."""
+        return {}
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """All parameters of the model."""
+        yield from self.model.named_parameters()
 
     def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Named parameters that receive gradients, in a fixed order."""
@@ -193,6 +202,10 @@ class Policy:
         other._towers[id(other.base.model)] = tower
         other.version = self.version
         return other
+
+    def take_over(self, copy: Policy) -> None:
+        """Go on with the model of `copy`, a whole copy of this policy, in the place of the sharded one."""
+        self.model, self._towers, self.lockstep = copy.model, copy._towers, False
 
     def save(self, folder: str | Path, *, merge_adapter: bool = True) -> None:
         """Write model and processor in Hugging Face format.

@@ -12,6 +12,7 @@ import torch
 
 from mmrl.config import RunConfig
 from mmrl.data import LoadedSource
+from mmrl.policy.loading import device_and_precision
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import PrefillOnceEngine, RolloutEngine, SamplingSettings
 from mmrl.rollout.probe import PROBE_TOKENS
@@ -28,14 +29,12 @@ def max_model_len(config: RunConfig) -> int:
 
 def vllm_dtype(policy: Policy) -> str:
     """The type vLLM computes in: what the trainer's forward does."""
-    return "float32" if policy.autocast_dtype is None else str(policy.autocast_dtype).removeprefix("torch.")
+    return str(policy.autocast_dtype or torch.float32).removeprefix("torch.")
 
 
 def dtype_of(config: RunConfig) -> str:
     """What `vllm_dtype` will be for the policy of `config` on a machine like this one: left to itself vLLM rounds fp32 weights."""
-    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    chosen = config.model.dtype if config.model.dtype != "auto" else "bf16" if bf16 else "fp32"
-    return {"fp32": "float32", "bf16": "bfloat16"}[chosen]
+    return str(device_and_precision(config.model, None)[2] or torch.float32).removeprefix("torch.")
 
 
 def build_rollout_engine(config: RunConfig, policy: Policy, world: World, sources: Sequence[LoadedSource] = (),
@@ -55,7 +54,10 @@ def build_rollout_engine(config: RunConfig, policy: Policy, world: World, source
     else:
         module = importlib.import_module("mmrl.rollout.vllm_backend")
         limit = int(policy.base.config.get_text_config().max_position_embeddings)
-        backend = module.VLLMBackend(module.VLLMSettings(
-            config.model.path, vllm_dtype(policy), min(max_model_len(config), limit), settings.memory, settings.kv_cache_gib,
-            settings.sleep, config.seed))
+        made = module.VLLMSettings(config.model.path, vllm_dtype(policy), min(max_model_len(config), limit), settings.memory,
+                                   settings.kv_cache_gib, settings.sleep, config.seed)
+        if actors := config.engine.ray.rollout_actors:
+            backend = importlib.import_module("mmrl.cluster.vllm").RemoteVLLM(made, actors)
+        else:
+            backend = module.VLLMBackend(made)
     return vllm_engine.VLLMEngine(settings, policy, actor, world, backend, sources, config.seed)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from mmrl.errors import ConfigError, MissingExtraError, MMRLError, RolloutError
+from mmrl.rollout.digest import HeldWeights
 from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
 
 __all__ = ["VLLMBackend", "VLLMSettings", "Written"]
@@ -146,6 +147,8 @@ class VLLMBackend:
         self._engine = self.llm.llm_engine
         self._params = self._vllm.SamplingParams
         self._take_positions()
+        self._held: list[HeldWeights] = []
+        self.llm.apply_model(lambda model: self._held.append(HeldWeights(model, getattr(torch, settings.dtype))))
 
     def _register(self) -> None:
         from transformers import AutoConfig
@@ -267,8 +270,9 @@ class VLLMBackend:
 
     # weights
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take over weights under the names of a checkpoint, and forget whatever was computed with older ones.
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[dict[str, int]]:
+        """Take over weights under the names of a checkpoint, and forget whatever was computed with older ones. Digests of all that
+        vLLM then computes with (see mmrl.rollout.digest), one dict per copy of the weights: here one.
 
         A layer of vLLM's (all of a block's q, k and v, for example) is either given whole or not at all. Raises RolloutError where
         vLLM does not take them, and the MMRLError that `weights` raises; some layers have old weights then, others new ones, until
@@ -285,6 +289,7 @@ class VLLMBackend:
             raise RolloutError(f"vLLM did not take over the weights: {type(error).__name__}: {error}") from error
         finally:
             self.forget()
+        return [held.result() for held in self._held]
 
     def _drop_unfinished(self) -> None:
         """After a load that failed, forget the tensors of layers that had not got all: vLLM would count them towards the next one,
@@ -327,7 +332,7 @@ class VLLMBackend:
             parallel.destroy_model_parallel()
             if self._options().get("distributed_executor_backend") is None:
                 parallel.destroy_distributed_environment()
-        del self.llm, self._engine
+        del self.llm, self._engine, self._held
 
 
 def _written(output: Any) -> Written:

@@ -64,16 +64,17 @@ class VLLMClient:
         """See VLLMBackend.score."""
         return self._ask("/probe", [p for p, _ in asked], {"completions": [list(c) for _, c in asked]})
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[dict[str, int]]:
         """See VLLMBackend.load. All weights the first time and after a failure; later those that differ from the ones sent before,
         which the server must still hold."""
         base, self.loaded, sync = self.loaded, "", secrets.token_hex(8)
-        first = True
+        first, answer = True, {}
         for group, last in chunks(weights, _CHUNK_BYTES):
             document = {"sync": sync, "base": base, "first": first, "last": last, "names": [name for name, _ in group]}
-            self._post("/weights", dump(document, dict(group)))
+            answer = self._post("/weights", dump(document, dict(group)))
             first = False
         self.loaded = sync
+        return answer["held"]
 
     def sleep(self) -> None:
         """The server has its own device."""

@@ -2,7 +2,8 @@
 
 What holds for the built-in engine holds here: the same tensors, the same rotary positions, media tokens impossible, temperature in
 the log-probs, noise that belongs to a request's key and the completion's number. vLLM has a copy of the weights: `publish` sends
-those that changed, then both sides score a few fixed completions, and a gap beyond rounding ends the run.
+those that changed, then both sides compare digests of all weights and score a few fixed completions: a single other bit, or a gap
+beyond rounding, ends the run.
 
 Three things differ. Log-probs are vLLM's own (its kernels round differently, see engine.vllm.correction). Greedy completions carry
 those at temperature 1. rollout.top_p and top_k are refused: vLLM reports the log-probs of the truncated distribution, which the
@@ -21,6 +22,7 @@ from mmrl.data import LoadedSource
 from mmrl.errors import ConfigError, MMRLError, RolloutError, WeightSyncError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
+from mmrl.rollout.digest import differing
 from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
 from mmrl.rollout.probe import PROBE_TOKENS, Gap, choose_prompts, compare, trainer_scores
 from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling, sample_seed, wire_prompt
@@ -36,7 +38,7 @@ _LEAST, _TIMES = 1e-5, 30.0  # in fp32 rounding is so even that a gap so many ti
 
 
 class Answering(Protocol):
-    """A vLLM engine in this process (VLLMBackend) or behind a server (VLLMClient)."""
+    """A vLLM engine in this process (VLLMBackend), behind a server (VLLMClient), or several as Ray actors (RemoteVLLM)."""
 
     shared: bool
     """All training processes use the same one: the main process sends the weights."""
@@ -51,9 +53,9 @@ class Answering(Protocol):
         """See VLLMBackend.generate."""
 
     def score(self, asked: Sequence[tuple[WirePrompt, Sequence[int]]]) -> list[list[float]]:
-        """See VLLMBackend.score."""
+        """See VLLMBackend.score; where there are several engines the scores of each, one engine after the other."""
 
-    def load(self, weights: Any) -> None:
+    def load(self, weights: Any) -> list[dict[str, int]]:
         """See VLLMBackend.load."""
 
     def sleep(self) -> None:
@@ -127,10 +129,12 @@ class VLLMEngine(RolloutEngine):
     # weights
 
     def publish(self, source: WeightSource) -> dict[str, float]:
-        """See RolloutEngine.publish: send what changed, then compare the probes of all processes."""
+        """See RolloutEngine.publish: send what changed, then compare the digests and the probes of all processes."""
         began = time.perf_counter()
         first, self._sent = not self._sent, False  # after a failure everything goes again
-        self._together(lambda: self._send(self.plan.weights(source, everything=first)))
+        held = self._together(lambda: self._send(self.plan.weights(source, everything=first)))
+        if self.settings.compare_weights:
+            self._compare(held)
         self._sent = True
         if self.backend.shared:
             self.backend.loaded = self.world.gather([self.backend.loaded])[0]
@@ -145,14 +149,25 @@ class VLLMEngine(RolloutEngine):
             self.tolerance = min(self.tolerance, max(_LEAST, _TIMES * gap.mean))
         return {"train/sync/gap": gap.mean, "train/sync/gap_max": gap.max, "time/sync": time.perf_counter() - began}
 
-    def _send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def _send(self, weights: Iterator[tuple[str, torch.Tensor]]) -> list[dict[str, int]]:
         """Load them, or see them pass where the main process does. Goes to their end in any case: gathering them is collective."""
         try:
-            if not self.backend.shared or self.world.is_main:
-                self.backend.load(weights)
+            return self.backend.load(weights) if not self.backend.shared or self.world.is_main else []
         finally:
             for _ in weights:
                 pass
+
+    def _compare(self, held: Sequence[dict[str, int]]) -> None:
+        """Raises WeightSyncError, on all processes, where an engine of one of them does not hold the trainer's weights."""
+        expected = self.plan.held
+        wrong = sorted(set(self.world.gather([name for one in held for name in differing(expected, one)])))
+        if wrong:
+            shown = ", ".join(wrong[:6]) + (", ..." if len(wrong) > 6 else "")
+            raise WeightSyncError(
+                f"vLLM does not hold the trainer's weights after a sync: expected the same bits ({self.plan.dtype}) everywhere, "
+                f"found others in {len(wrong)} of {len(expected)} blocks ({shown}), which were not sent or not taken over. Resume "
+                "the run: its first sync sends all weights. If that one stops too, this vLLM keeps weights in another form: set "
+                "engine.vllm.compare_weights: false (the probe still compares log-probs), or engine.rollout: own")
 
     def _together(self, work: Callable[[], Any]) -> Any:
         """What `work`, which may fail on one process alone, finds; all know how it ended before any goes on to a collective.
@@ -176,7 +191,8 @@ class VLLMEngine(RolloutEngine):
     def _probe(self, source: WeightSource) -> Gap:
         theirs = self._together(self._their_scores)
         ours = trainer_scores(self.policy, source, self._probes)
-        gaps = self.world.gather([compare(ours, theirs)])
+        P = len(ours)
+        gaps = self.world.gather([compare(ours, theirs[first:first + P]) for first in range(0, len(theirs), P)])
         return Gap(_largest(g.mean for g in gaps), _largest(g.max for g in gaps))
 
     def _their_scores(self) -> list[list[float]]:

@@ -1,7 +1,7 @@
 """A vLLM engine behind HTTP, for a run that samples on another machine or another GPU: `mmrl rollout-server run.yaml --port 8100`.
 
     GET  /health     model, type, longest sequence, whether weights have arrived
-    POST /weights    a piece of the trainer's weights; the answer to the last one comes when vLLM has taken them over
+    POST /weights    a piece of the trainer's weights; the answer to the last one comes when vLLM has taken them over, with digests
     POST /generate   prompts and sampling -> token ids and log-probs
     POST /probe      prompts and completions -> log-probs of the bare distribution
 
@@ -88,7 +88,7 @@ class _Loading:
 
     sync: str
     pieces: queue.Queue[Any]
-    done: Future[None]
+    done: Future[list[dict[str, int]]]
 
 
 class RolloutServer:
@@ -144,6 +144,7 @@ class RolloutServer:
 
     def _take(self, document: Any, tensors: dict[str, torch.Tensor]) -> Response:
         """A piece: 'first' begins a sync, 'last' ends it. Raises RolloutError where vLLM does not take it."""
+        held: list[dict[str, int]] = []
         with self._lock:
             if document["first"]:
                 self._abandon()
@@ -158,19 +159,20 @@ class RolloutServer:
                 _put(self._loading, [(name, tensors[name]) for name in document["names"]])
                 if document["last"]:
                     _put(self._loading, None)
-                    self._loading.done.result()
+                    held = self._loading.done.result()
                     self._loading = None
             except Exception as error:
                 self._abandon()
                 if isinstance(error, MMRLError):
                     raise
                 raise RolloutError(f"the weights were not taken over: {type(error).__name__}: {error}") from error
-        return JSONResponse({"loaded": self.loaded})
+        return JSONResponse({"loaded": self.loaded, "held": held})
 
-    def _load(self, sync: str, pieces: queue.Queue[Any]) -> None:
+    def _load(self, sync: str, pieces: queue.Queue[Any]) -> list[dict[str, int]]:
         self.loaded = ""
-        self.backend.load(_pieces(pieces))
+        held = self.backend.load(_pieces(pieces))
         self.loaded = sync
+        return held
 
     def _abandon(self) -> None:
         """End a sync that failed, or whose sender went away: half of its weights are worth nothing."""

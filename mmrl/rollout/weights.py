@@ -5,7 +5,7 @@
 LoRA adapters are merged on the way (W + scale * B A in fp32, then rounded to W's type): the live weights stay as they are. Tied
 embeddings are named twice, as `embed_tokens` and as `lm_head`: vLLM packs the output layer separately and would keep the old one.
 After the first time only blocks in which something is trained are sent; vLLM fuses a block's q, k and v (gate and up), so that a
-block goes whole or not at all.
+block goes whole or not at all. `held` then says what the other side must hold, whether it was sent now or earlier.
 """
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 
 from mmrl.errors import ConfigError
 from mmrl.policy.policy import Policy
+from mmrl.rollout.digest import WeightDigest, block_of
 
 __all__ = ["SyncPlan", "WeightSource"]
 
@@ -46,10 +47,13 @@ class SyncPlan:
         heads = [n for n, _ in policy.model.named_parameters(remove_duplicate=False) if self._public(n) == _HEAD]
         self._tied = bool(heads) and heads[0] not in named
         self._embedding = next((n for n in named if self._public(n).endswith("language_model.embed_tokens.weight")), None)
-        self._changed = {_block(self._public(n)) for n, p in named.items() if p.requires_grad}
-        if self._tied and _block(_HEAD) not in self._changed and self._embedding and named[self._embedding].requires_grad:
-            self._changed.add(_block(_HEAD))
+        self._changed = {block_of(self._public(n)) for n, p in named.items() if p.requires_grad}
+        if self._tied and block_of(_HEAD) not in self._changed and self._embedding and named[self._embedding].requires_grad:
+            self._changed.add(block_of(_HEAD))
         self.expected = {self._public(n) for n in named if ".lora_" not in n} | ({_HEAD} if self._tied else set())
+        self.held: dict[str, int] = {}
+        """Digests of all weights as they were at the end of the last `weights`, in the type that the forward computes in."""
+        self.dtype = policy.autocast_dtype or torch.float32
         self.vision_changes = any(name.startswith("model.visual.") for name in self._changed)
 
     def _adapters(self, model: Any) -> dict[str, float]:
@@ -73,17 +77,22 @@ class SyncPlan:
         A tensor may be held beyond the next one. Raises ConfigError when the engine names other weights than the policy had.
         """
         seen: set[str] = set()
+        digest = WeightDigest(self.dtype)
         for name, tensor in self._merged(source):
             seen.add(name)
-            if everything or _block(name) in self._changed:
+            number = digest.of(tensor)
+            digest.count(name, number)
+            if everything or block_of(name) in self._changed:
                 yield name, tensor
             if self._tied and name == self._public(self._embedding or ""):
                 seen.add(_HEAD)
-                if everything or _block(_HEAD) in self._changed:
+                digest.count(_HEAD, number)
+                if everything or block_of(_HEAD) in self._changed:
                     yield _HEAD, tensor
         if seen != self.expected:
             missing, extra = sorted(self.expected - seen)[:4], sorted(seen - self.expected)[:4]
             raise ConfigError(f"the training engine names other weights than the policy has: missing {missing}, unknown {extra}")
+        self.held = digest.result()
 
     def _merged(self, source: WeightSource) -> Iterator[tuple[str, torch.Tensor]]:
         held: dict[str, dict[str, torch.Tensor]] = {}
@@ -103,12 +112,6 @@ class SyncPlan:
                 del held[layer]
                 yield self._public(f"{layer}.weight"), _merge(parts, self._scales[layer])
         assert not held, f"adapters without a layer: {sorted(held)[:4]}"
-
-
-def _block(name: str) -> str:
-    """What is sent whole: the module two levels above a weight inside a decoder layer or vision block, else the weight's own."""
-    found = re.match(r"(.*\.(?:layers|blocks)\.\d+\.[^.]+)\.", name)
-    return found.group(1) if found else name.rsplit(".", 1)[0]
 
 
 def _merge(parts: dict[str, torch.Tensor], scale: float) -> torch.Tensor:

@@ -1,20 +1,10 @@
-"""What the tests of DeepSpeed run in launched processes: training runs, then the engine alone in every setting.
-
-    torchrun --nproc_per_node 2 -m tests.engines.deepspeed_worker '[["c.yaml", ["engine.train=deepspeed_zero2"]], ..]' c.yaml OUT
-
-Starting processes takes longer than such a run, so they are used again: every entry is a configuration with its overrides, and a
-run whose folder holds checkpoints is resumed.
-"""
+"""What two processes find when they drive DeepSpeed's engines themselves; a job of tests/process_worker.py."""
 from __future__ import annotations
 
-import gc
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState, GradientState
 
 from mmrl.config import RunConfig, load_config
 from mmrl.engines import TrainEngine, accelerator_options, build_train_engine
@@ -23,11 +13,11 @@ from mmrl.optim import build_optimizer
 from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
-from mmrl.trainer import Trainer
 from mmrl.world import World
 from tests.engine_kit import Album, picture, sample_with
+from tests.process_worker import forget_plugin
 
-__all__ = ["ALONE", "BF16", "KINDS", "SIZES", "exercise", "items_of", "policy_of"]
+__all__ = ["ALONE", "BF16", "KINDS", "SIZES", "alone", "exercise", "forget_plugin", "items_of", "policy_of"]
 
 KINDS = {
     "zero2": ["engine.train=deepspeed_zero2"],
@@ -41,13 +31,6 @@ KINDS = {
 BF16 = ["model.dtype=bf16", "model.lora={r: 4, alpha: 8}"]  # a base in bf16, adapters in fp32, autocast
 ALONE = {**KINDS, "zero2_bf16": [*KINDS["zero2"], *BF16], "zero3_sharded_bf16": [*KINDS["zero3_sharded"], *BF16]}
 SIZES = (2, 9, 3, 17)  # tokens of each item's completion; processes take turns
-
-
-def forget_plugin() -> None:
-    """Let the next World name another plugin; the processes stay connected."""
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
-    gc.collect()
 
 
 def policy_of(config: RunConfig) -> Policy:
@@ -84,11 +67,11 @@ def whole(engine: TrainEngine) -> dict[str, torch.Tensor]:
 
 
 def exercise(engine: TrainEngine, policy: Policy, items: list[PackItem]) -> dict[str, Any]:
-    """Three updates on this process's `items`, one of nothing, and one that is not finite."""
+    """Two updates on this process's `items`, one of nothing, and one that is not finite."""
     total, told = float(sum(SIZES)), []
     state = engine.optimizer_state()
     found: dict[str, Any] = {"fresh": state and len(state["state"]), "steps": [], "before": whole(engine)}
-    for update in range(3):
+    for update in range(2):
         engine.begin(total)
         add(engine, policy, items)
         found["steps"].append(engine.step(total, update, 3, str))
@@ -117,20 +100,3 @@ def alone(path: str, out: str) -> None:
         engine = build_train_engine(config, world, policy, build_optimizer(policy.trainable(), config.optim))
         torch.save(exercise(engine, policy, items_of(policy)[world.rank::world.size]), Path(out) / f"{kind}-{world.rank}.pt")
         forget_plugin()
-
-
-def runs(jobs: str) -> None:
-    """Train; `jobs` as in the module's text."""
-    for path, overrides in json.loads(jobs):
-        config = load_config(path, overrides)
-        trainer = Trainer(config, resume=(Path(config.dir) / config.name / "checkpoints").is_dir())
-        trainer.fit()
-        del trainer
-        forget_plugin()
-
-
-if __name__ == "__main__":
-    runs(sys.argv[1])
-    alone(*sys.argv[2:])
-    torch.distributed.destroy_process_group()
-    print("left cleanly", flush=True)

@@ -1,28 +1,22 @@
-"""Training runs, one after the other, and what two processes find when they drive FSDPEngine themselves.
-
-    torchrun --nproc_per_node 2 -m tests.engines.fsdp_worker '[["c.yaml", ["engine.train=fsdp2"]], ..]' MODEL_FOLDER
-
-Starting processes takes longer than such a run, so they are used again. The main process prints what was found as JSON.
-"""
+"""What two processes find when they drive FSDPEngine themselves; a job of tests/process_worker.py."""
 from __future__ import annotations
 
-import json
 import os
-import sys
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from mmrl.config import ModelConfig, RunConfig, load_config
+from mmrl.config import ModelConfig, RunConfig
 from mmrl.engines import build_train_engine
 from mmrl.engines.lockstep import idle_item
 from mmrl.errors import NonFiniteError
 from mmrl.optim import build_optimizer
 from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import pack
-from mmrl.trainer import Trainer
 from mmrl.world import World
+
+__all__ = ["drive"]
 
 
 def drive(folder: str) -> dict[str, Any]:
@@ -75,12 +69,3 @@ def drive(folder: str) -> dict[str, Any]:
         found["non-finite"] = world.gather([str(error)])
     found["steps"] = sorted(set(steps))
     return found
-
-
-if __name__ == "__main__":
-    for path, overrides in json.loads(sys.argv[1]):
-        Trainer(load_config(path, overrides)).fit()
-    result = drive(sys.argv[2])
-    if World(torch.device("cpu")).is_main:
-        print("found " + json.dumps(result), flush=True)
-    torch.distributed.destroy_process_group()

@@ -15,11 +15,10 @@ from mmrl.errors import ConfigError
 from mmrl.offpolicy import OffPolicy
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
-from mmrl.sft import run_sft
 from mmrl.trainer import Trainer
 from mmrl.world import World
 from tests.clip_kit import TASK, clip, policy_of, sample
-from tests.engine_kit import ARCHITECTURES, album_data, config_file, fresh_policy, picture, small_run, weights_of
+from tests.engine_kit import ARCHITECTURES, album_data, config_file, picture, small_run, weights_of
 
 
 class OneOfTwo(World):
@@ -126,11 +125,6 @@ def test_the_engine_of_a_run(overrides: list[str], processes: int, expected: str
 def test_what_does_not_go_together_is_said(overrides: list[str], processes: int, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         train_engine_name(load_config(None, overrides), processes)
-
-
-def test_supervised_fine_tuning_does_not_pretend() -> None:
-    with pytest.raises(ConfigError, match=r"auto or single for supervised fine-tuning, found fsdp2"):
-        run_sft(fresh_policy(), load_config(None, ["engine.train=fsdp2"]))
 
 
 def test_a_launcher_told_of_another_engine_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,15 @@
 
     torchrun --nproc_per_node 2 -m tests.robotics.several_runs PLAN.json
 
-A plan is a list of {"overrides": [...], "model": path, "broken": rank or null}: in a process `broken` the policy's weights are NaN.
+A plan is a list of {"overrides": [...], "model": path, "broken": rank or null, "continues": [run folder, step] or null}: in a
+process `broken` the policy's weights are NaN; with `continues` a copy of another run goes on after that step.
 Each process writes what became of its runs to PLAN.json.RANK: for each "ok", or its error.
 """
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,14 +18,29 @@ import torch
 
 from mmrl.errors import MMRLError
 from robotics.trainer import EmbodiedTrainer
+from tests.engines.deepspeed_worker import forget_plugin
 from tests.robot_kit import config_of
+
+
+def copy_up_to(run: Path, step: int, copy: Path) -> None:
+    """What `run` was after so many steps."""
+    shutil.copytree(run, copy, symlinks=True)
+    for folder in (copy / "checkpoints").glob("step_*"):
+        if int(folder.name[5:]) > step:
+            shutil.rmtree(folder)
 
 
 def main(plan: Path) -> None:
     rank, said = int(os.environ["RANK"]), []
     for run in json.loads(plan.read_text(encoding="utf-8")):
+        trainer: EmbodiedTrainer | None = None
         try:
-            trainer = EmbodiedTrainer(config_of(run["model"], *run["overrides"]))
+            config = config_of(run["model"], *run["overrides"])
+            if continues := run.get("continues"):
+                if rank == 0:
+                    copy_up_to(Path(continues[0]), continues[1], Path(config.dir) / config.name)
+                torch.distributed.barrier()
+            trainer = EmbodiedTrainer(config, resume=bool(continues))
             if run.get("broken") == rank:
                 with torch.no_grad():
                     for _, parameter in trainer.policy.trainable():
@@ -32,8 +49,10 @@ def main(plan: Path) -> None:
             said.append("ok")
         except MMRLError as error:
             said.append(f"{type(error).__name__}: {error}")
+        trainer = None
+        forget_plugin()
     plan.with_name(f"{plan.name}.{rank}").write_text(json.dumps(said), encoding="utf-8")
-    trainer.world.close()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

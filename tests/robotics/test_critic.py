@@ -15,9 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmrl.errors import CheckpointError, ConfigError
+from mmrl.engines import build_train_engine
+from mmrl.errors import CheckpointError, ConfigError, NonFiniteError
 from mmrl.optim import build_optimizer
 from mmrl.pipeline import Closed
+from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, initial_states
 from robotics.critic import critique
@@ -132,9 +134,10 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
                     expected = expected + config.rl.value_coef * weight * tokens * error
     parameters = [p for _, p in vla.trainable()]
     wanted = torch.autograd.grad(expected / total, parameters, allow_unused=True)
-    updater = EmbodiedUpdater(config, vla, build_optimizer(vla.trainable(), config.optim))
+    optimizer = build_optimizer(vla.trainable(), config.optim)
+    updater = EmbodiedUpdater(config, vla, build_train_engine(config, World(vla.device), vla, optimizer))
     taken: list[torch.Tensor | None] = []
-    updater.optimizer.register_step_pre_hook(
+    optimizer.register_step_pre_hook(
         lambda *_: taken.extend(None if p.grad is None else p.grad.clone() for p in parameters))
     updater.begin(1)
     for group in groups:
@@ -160,14 +163,15 @@ def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: 
     groups = played(vla)
     broken = [dataclasses.replace(g, episodes=tuple(dataclasses.replace(e, decisions=tuple(
         dataclasses.replace(d, logps=(float("nan"),) * len(d.logps)) for d in e.decisions)) for e in g.episodes)) for g in groups]
-    updater = EmbodiedUpdater(config, vla, build_optimizer(vla.trainable(), config.optim))
+    optimizer = build_optimizer(vla.trainable(), config.optim)
+    updater = EmbodiedUpdater(config, vla, build_train_engine(config, World(vla.device), vla, optimizer))
     before = {name: p.detach().clone() for name, p in vla.trainable()}
     for step in (1, 2):
         updater.begin(step)
         updater.add(broken[0])
         result = updater.finish()
         assert len(result.grad_norms) == 2 and math.isfinite(result.grad_norms[0]) and result.grad_norms[0] > 0
-    counted = {id(p) for p in updater.optimizer.state}
+    counted = {id(p) for p in optimizer.state}
     for name, p in vla.trainable():
         assert (id(p) in counted) == (not torch.equal(p, before[name])) == name.startswith("value_head."), name
     updater.config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={
@@ -183,6 +187,11 @@ def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: 
             assert largest <= 1.01, f"{name}: the first step of AdamW moves no weight by more than its learning rate"
             moved += largest > 0.5
     assert moved > 10
+    updater.engine.lockstep = True  # others would wait inside of a backward: the error comes with the step, which all take
+    updater.begin(4)
+    updater.add(broken[0])
+    with pytest.raises(NonFiniteError, match=r"the loss is nan in step 4; .* the gradient norm is nan in optimizer step 6"):
+        updater.finish()
 
 
 def test_what_means_nothing_to_the_kind_of_run_is_refused(model: Path) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,27 +14,40 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from mmrl.engines import train_engine_name
 from mmrl.errors import ConfigError
 from robotics.trainer import EmbodiedTrainer, own_gpu
 from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl
 from tests.pool_kit import FAULTY
 from tests.robot_kit import config_of, saved_vla
+from tests.robotics.several_runs import copy_up_to
 
 pytestmark = pytest.mark.slow
 
 PLACES = 5  # three of process 0, two of process 1
 SHAPED = ("rl.reward=shaped", "env.options={tolerance: 0.5, reward: shaped}")
 PPO = ("rl.kind=ppo", "vla.value_head=true")
+LORA = ("model.lora={r: 4, alpha: 8}", "model.freeze=[vision]")
 JUDGED = ("eval.every=1", "eval_states=3", "eval.gallery=3")
 RUNS: dict[str, tuple[str, ...]] = {
     "serial": ("schedule.kind=serial", *JUDGED),
     "keyed": ("schedule.kind=pipelined", "schedule.order=key", *JUDGED),
     "passes": ("schedule.kind=pipelined", "algorithm.epochs=2", "algorithm.minibatches=2", "algorithm.kl.coef=0.1"),
     "ppo": ("schedule.kind=serial", *PPO, "rl.value_lr=0.01", "rl.critic_warmup=1", "algorithm.epochs=2", "train.steps=3"),
-    "idle": ("schedule.kind=pipelined", "train.prompts_per_step=1", *SHAPED),
+    "idle": ("schedule.kind=pipelined", "train.prompts_per_step=1", *SHAPED, *LORA),
     "idle_ppo": ("schedule.kind=pipelined", "train.prompts_per_step=1", "train.steps=1", *PPO, *SHAPED),
 }
 """Runs whose result does not depend on the number of processes."""
+FSDP2, ZERO2 = ("schedule.kind=serial", "engine.train=fsdp2"), ("schedule.kind=serial", "engine.train=deepspeed_zero2")
+ZERO3 = ("schedule.kind=serial", "engine.train=deepspeed_zero3", "engine.deepspeed.persist_below=0", "engine.deepspeed.max_live=0")
+SHARDED: dict[str, tuple[str, tuple[str, ...], tuple[str, int] | None]] = {
+    "idle_fsdp2": ("idle", FSDP2, None),
+    "ppo_fsdp2": ("ppo", FSDP2, None),
+    "ppo_zero2": ("ppo", ZERO2, ("ppo_fsdp2", 1)),  # when the critic alone has been trained
+    "passes_zero3": ("passes", ZERO3, None),
+}
+"""Of those, in two processes with sharded weights: the run, overrides, whose checkpoint is continued (if one) after which step.
+None of FSDP2 comes after DeepSpeed, which accelerate remembers."""
 
 
 def faulty(**options: Any) -> tuple[str, ...]:
@@ -84,6 +96,8 @@ def two(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, d
     """Folder of the runs in two processes, one after the other, and what each process says of each run."""
     folder = tmp_path_factory.mktemp("two")
     dead = {"fault": "kill", "at": 2}
+    sharded = {name: (*RUNS[run], *engine) for name, (run, engine, _) in SHARDED.items()}
+    continued = {name: (str(folder / source[0]), source[1]) for name, (*_, source) in SHARDED.items() if source is not None}
     runs = {**RUNS,
             "async": ("schedule.kind=async", "schedule.staleness=1", "train.steps=3"),
             "killed": faulty(**dead, states=[2], once=str(folder / "once")),
@@ -91,9 +105,11 @@ def two(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, d
             "dead_streaming": (*faulty(**dead, states=[2, 3]), "env.respawns=0", "schedule.kind=pipelined"),
             "dead_eval": (*faulty(**dead, states=[1]), "env.respawns=0", "eval_states=2"),
             "broken": ("schedule.kind=pipelined",),
-            "again": ("name=serial",)}
+            "again": ("name=serial",),
+            "dead_fsdp2": (*faulty(**dead, states=[2, 3]), "env.respawns=0", *FSDP2),
+            **sharded}
     plan = folder / "plan.json"
-    plan.write_text(json.dumps([{"model": str(policy), "broken": 1 if name == "broken" else None,
+    plan.write_text(json.dumps([{"model": str(policy), "broken": 1 if name == "broken" else None, "continues": continued.get(name),
                                  "overrides": settings(folder, name, overrides)} for name, overrides in runs.items()]))
     status, out = launch("tests.robotics.several_runs", str(plan))
     assert status == 0, out
@@ -180,7 +196,24 @@ def test_a_worker_killed_in_one_process_changes_nothing_but_the_count(
     assert rows[0]["train/failed_attempts"] == len(failures) > 0 and rows[1]["train/failed_attempts"] == 0
 
 
-@pytest.mark.parametrize("name", ["dead", "dead_streaming", "dead_eval"])
+@pytest.mark.parametrize("name", SHARDED)
+def test_two_processes_with_sharded_weights_equal_one(name: str, one: Path, two: tuple[Path, dict[str, list[str]]],
+                                                      policy: Path) -> None:
+    """A critic that warms up and learns at a rate of its own, a KL term against frozen weights, LoRA, a process without groups."""
+    folder, said = two
+    assert said[name] == ["ok", "ok"]
+    compare(one / SHARDED[name][0], folder / name, policy)
+
+
+def test_one_process_continues_a_run_of_sharded_weights(policy: Path, one: Path, two: tuple[Path, dict[str, list[str]]],
+                                                        tmp_path: Path) -> None:
+    """With the value head's own learning rate and count of steps."""
+    copy_up_to(two[0] / "ppo_zero2", 2, tmp_path / "ppo")
+    EmbodiedTrainer(config_of(policy, *settings(tmp_path, "ppo", RUNS["ppo"])), resume=True).fit()
+    compare(one / "ppo", tmp_path / "ppo", policy)
+
+
+@pytest.mark.parametrize("name", ["dead", "dead_streaming", "dead_eval", "dead_fsdp2"])
 def test_simulators_that_died_in_one_process_end_both(name: str, two: tuple[Path, dict[str, list[str]]]) -> None:
     folder, said = two
     first, second = said[name]
@@ -206,8 +239,7 @@ def test_what_only_the_main_process_checks_ends_both(two: tuple[Path, dict[str, 
 
 def test_a_run_of_two_processes_is_resumed_by_one(policy: Path, one: Path, two: tuple[Path, dict[str, list[str]]],
                                                   tmp_path: Path) -> None:
-    shutil.copytree(two[0] / "serial", tmp_path / "serial", symlinks=True)
-    shutil.rmtree(tmp_path / "serial" / "checkpoints" / "step_000002")
+    copy_up_to(two[0] / "serial", 1, tmp_path / "serial")
     EmbodiedTrainer(config_of(policy, *settings(tmp_path, "serial", RUNS["serial"])), resume=True).fit()
     compare(one / "serial", tmp_path / "serial", policy)
 
@@ -237,10 +269,11 @@ def test_simulators_render_on_the_gpu_of_their_process(local: str, visible: str 
     assert own_gpu(torch.device(device)) == expected
 
 
-@pytest.mark.parametrize(("name", "processes", "says"), [
-    ("fsdp2", 1, "auto, single or ddp in an embodied run, found fsdp2"), ("single", 2, "auto or ddp in a run of 2 processes")])
-def test_engines_that_embodied_runs_do_not_have_are_refused(policy: Path, name: str, processes: int, says: str) -> None:
-    from robotics.trainer import _check_engine
-
+@pytest.mark.parametrize(("overrides", "processes", "says"), [
+    (["engine.train=fsdp2", "schedule.kind=pipelined"], 1, "schedule.kind serial with engine.train fsdp2, found pipelined"),
+    (["engine.train=single"], 2, "found single; set engine.train: auto"),
+    (["engine.rollout=vllm"], 1, "engine.rollout means nothing to an embodied run")])
+def test_engines_that_embodied_runs_do_not_have_are_refused(policy: Path, overrides: list[str], processes: int, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        _check_engine(config_of(policy, f"engine.train={name}"), processes)
+        train_engine_name(config_of(policy, *overrides), processes)
+    assert train_engine_name(config_of(policy, "schedule.kind=pipelined"), 2) == "ddp", "overlapping in several processes"

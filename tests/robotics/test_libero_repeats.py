@@ -53,21 +53,21 @@ def _play(pool: EnvPool, jobs: Mapping[int, InitialState], spec: EnvSpec, seed: 
     return found
 
 
-@pytest.mark.parametrize("number", [0, 4, 9])
 def test_the_same_state_and_actions_repeat_in_a_fresh_worker_and_after_other_episodes(
-        number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
-    spec, elsewhere = _spec(f"libero_object/{number}"), _spec(f"libero_object/{(number + 1) % 10}")
-    first, other = libero_states(spec.task, "eval", count=2)
+    specs = [_spec(f"libero_object/{number}") for number in (4, 9)]
+    states = [libero_states(spec.task, "eval", count=2) for spec in specs]
     settings = PoolSettings(handshake_s=120.0, reset_s=240.0, step_s=120.0)
-    with EnvPool(1, 1, settings) as pool:  # a process that has done nothing else
-        fresh = _play(pool, {0: first}, spec, seed=1)[0]
+    with EnvPool(2, 2, settings) as pool:  # processes that have done nothing else, one for each task
+        fresh = [_play(pool, {slot: states[slot][0]}, specs[slot], seed=1)[slot] for slot in range(2)]
     with EnvPool(2, 1, settings) as pool:  # one process, two simulators
-        before = _play(pool, {0: other}, spec, seed=2)[0]
-        _play(pool, {1: replace(first, row=7)}, elsewhere, seed=3)
-        after = _play(pool, {0: first}, spec, seed=1)[0]
-        group = _play(pool, {0: first, 1: first}, spec, seed=1)  # interleaved; slot 1 has a simulator made just now
-    assert after == fresh and group[0] == fresh and group[1] == fresh
-    assert len(set(fresh)) == _STEPS + 1, "something must move in pictures and state"
-    assert all(a[2] != b[2] for a, b in zip(fresh, before, strict=True)), "another row is another state"
-    assert fresh[0][:2] != before[0][:2], "another row is another picture"
+        before = _play(pool, {0: states[0][1]}, specs[0], seed=2)[0]
+        _play(pool, {1: replace(states[1][0], row=7)}, specs[1], seed=3)
+        after = _play(pool, {0: states[0][0]}, specs[0], seed=1)[0]
+        other = _play(pool, {1: states[1][0]}, specs[1], seed=1)[1]
+        group = _play(pool, {0: states[0][0], 1: states[0][0]}, specs[0], seed=1)  # interleaved; slot 1's simulator is new
+    assert after == fresh[0] and other == fresh[1] and group[0] == fresh[0] and group[1] == fresh[0]
+    assert all(len(set(rows)) == _STEPS + 1 for rows in fresh), "something must move in pictures and state"
+    assert all(a[2] != b[2] for a, b in zip(fresh[0], before, strict=True)), "another row is another state"
+    assert fresh[0][0][:2] != before[0][:2], "another row is another picture"

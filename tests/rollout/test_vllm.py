@@ -1,4 +1,7 @@
-"""Real vLLM beside the trainer: the same tensors, positions and log-probs, for every kind of prompt and every kind of weights."""
+"""Real vLLM beside the trainer: the same tensors, positions and log-probs, for every kind of prompt and every kind of weights.
+
+Tests with an engine of their own stand first: closing one ends the process groups of every other.
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -13,13 +16,13 @@ import torch
 from mmrl.errors import ConfigError, RolloutError, WeightSyncError
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request
-from mmrl.rollout.vllm_backend import VLLMBackend
+from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
 from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.rollout.vllm_inputs import WireSampling, media_hash, wire_prompt
 from mmrl.rollout.weights import SyncPlan
 from mmrl.types import Completion, StopReason
 from tests.clip_kit import TASK, policy_of
-from tests.engine_kit import ARCHITECTURES
+from tests.engine_kit import ARCHITECTURES, tiny_folder
 from tests.rollout.vllm_kit import asked_of, backend_of, engine_on, sampled_logps, samples_of, settings_of, trainer_logps
 
 pytestmark = pytest.mark.slow
@@ -59,6 +62,17 @@ def moved(training: Any, policy: Policy) -> None:
     training.step(1.0, 0, 10, lambda norm: f"{norm}")
 
 
+def losing(lost: str) -> Any:
+    """SyncPlan.weights that leaves tensors out after the first time."""
+    honest = SyncPlan.weights
+
+    def weights(self: SyncPlan, source: Any, *, everything: bool) -> Any:
+        for name, tensor in honest(self, source, everything=everything):
+            if everything or not name.startswith(lost):
+                yield name, tensor
+    return weights
+
+
 @pytest.mark.parametrize("arch", [a for a in ARCHITECTURES if a != "qwen2_5_vl"])
 def test_logps_of_the_other_architectures_equal_the_trainers(arch: str, tmp_path: Path) -> None:
     made = backend_of(arch)
@@ -67,6 +81,32 @@ def test_logps_of_the_other_architectures_equal_the_trainers(arch: str, tmp_path
             policy = policy_of(arch, freeze=freeze)
             with engine_on(made, policy, tmp_path) as (engine, _):
                 same_logps(engine, policy, tmp_path)
+    finally:
+        made.close()
+
+
+def test_in_bf16_a_tensor_stale_by_one_bit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = VLLMBackend(VLLMSettings(tiny_folder(), "bfloat16", 1024, kv_cache_gib=0.125))
+    policy = policy_of(dtype="bf16")
+    weights = dict(policy.model.named_parameters())
+    try:
+        with engine_on(made, policy, tmp_path) as (engine, training):
+            moved(training, policy)
+            engine.publish(training)
+            for lost, block in (("model.language_model.layers.1.input_layernorm.weight", r"layers\.1\.input_layernorm"),
+                                ("model.language_model.layers.0.self_attn.k_proj.bias", r"layers\.0\.self_attn"),
+                                ("model.visual.merger.mlp.2.bias", r"visual\.merger\.mlp\.2")):
+                with torch.no_grad():
+                    weights[lost][0] = weights[lost][0].bfloat16() * (1 + 2**-7)
+                with monkeypatch.context() as patch:
+                    patch.setattr(SyncPlan, "weights", losing(lost))
+                    engine.settings = engine.settings.model_copy(update={"compare_weights": False})
+                    row = engine.publish(training)
+                    assert row["train/sync/gap"] < engine.tolerance, "log-probs do not show it"
+                    engine.settings = engine.settings.model_copy(update={"compare_weights": True})
+                    with pytest.raises(WeightSyncError, match=rf"expected the same bits \(torch\.bfloat16\).*1 of .*\({block}\)"):
+                        engine.publish(training)
+                engine.publish(training)
     finally:
         made.close()
 
@@ -167,8 +207,8 @@ def test_a_step_of_training_reaches_vllm(backend: VLLMBackend, kind: str, tmp_pa
         before = same_logps(engine, policy, tmp_path)
         live = {n: p.detach().clone() for n, p in policy.model.named_parameters() if not p.requires_grad}
 
-        def spy(weights: Any) -> None:
-            load((sent.append(name), (name, tensor))[1] for name, tensor in weights)
+        def spy(weights: Any) -> Any:
+            return load((sent.append(name), (name, tensor))[1] for name, tensor in weights)
 
         monkeypatch.setattr(backend, "load", spy)
         moved(training, policy)
@@ -186,21 +226,18 @@ def test_a_step_of_training_reaches_vllm(backend: VLLMBackend, kind: str, tmp_pa
 
 
 def test_a_sync_that_loses_something_is_noticed(backend: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = SyncPlan.weights
-
-    def losing(lost: str) -> Any:
-        def weights(self: SyncPlan, source: Any, *, everything: bool) -> Any:
-            for name, tensor in honest(self, source, everything=everything):
-                if everything or not name.startswith(lost):
-                    yield name, tensor
-        return weights
-
     for lost in ("lm_head", "model.language_model.layers.1.mlp", "model.visual.patch_embed"):
         policy = policy_of()
         with engine_on(backend, policy, tmp_path) as (engine, training), monkeypatch.context() as patch:
             patch.setattr(SyncPlan, "weights", losing(lost))
             moved(training, policy)
+            engine.settings = engine.settings.model_copy(update={"compare_weights": False})
             with pytest.raises(WeightSyncError, match=r"does not compute with the trainer's weights after a sync.*limit"):
+                engine.publish(training)
+            engine.settings = engine.settings.model_copy(update={"compare_weights": True})
+            engine._sent = True
+            block = lost.removeprefix("model.").removeprefix("language_model.")
+            with pytest.raises(WeightSyncError, match=rf"does not hold the trainer's weights after a sync.*1 of .*\({block}"):
                 engine.publish(training)
 
 
@@ -237,7 +274,7 @@ def test_pictures_are_encoded_again_when_the_tower_learns(backend: VLLMBackend, 
         monkeypatch.setattr(backend, "forget", lambda: backend.llm.reset_prefix_cache())
         reset = "vllm.v1.worker.gpu_model_runner.GPUModelRunner.reset_encoder_cache"
         monkeypatch.setattr(reset, lambda self: None)
-        with pytest.raises(WeightSyncError):  # features of the old tower, were they kept
+        with pytest.raises(WeightSyncError, match="does not compute with"):  # features of the old tower, were they kept
             engine.publish(training)
         monkeypatch.undo()
         engine.publish(training)

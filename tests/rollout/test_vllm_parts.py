@@ -16,6 +16,7 @@ from mmrl.offpolicy import OffPolicy
 from mmrl.policy.policy import Policy
 from mmrl.rollout import probe
 from mmrl.rollout.build import max_model_len
+from mmrl.rollout.digest import WeightDigest, differing
 from mmrl.rollout.probe import PROBE_TOKENS, choose_prompts, compare
 from mmrl.rollout.vllm_inputs import WireSampling, media_hash, sample_seed, wire_prompt
 from mmrl.rollout.vllm_wire import chunks, dump, dump_prompts, load, load_prompts, load_sampling
@@ -83,6 +84,29 @@ def test_a_weight_that_the_engine_does_not_name_is_an_error() -> None:
     policy = fresh_policy()
     with pytest.raises(ConfigError, match=r"other weights than the policy has: missing \['model.language_model.norm.weight'\]"):
         list(SyncPlan(policy).weights(Live(policy, lost="model.language_model.norm.weight"), everything=True))
+
+
+def test_digests_know_bits_and_no_layout() -> None:
+    draw = torch.Generator().manual_seed(3)
+    q, k, bias = (torch.randn(n, 4, generator=draw) for n in (8, 2, 1))
+
+    def digest(dtype: torch.dtype = torch.float32, **tensors: torch.Tensor) -> dict[str, int]:
+        found = WeightDigest(dtype)
+        for name, tensor in tensors.items():
+            found.add(f"model.language_model.layers.0.self_attn.{name}", tensor)
+        return found.result()
+
+    whole = digest(q=q, k=k, bias=bias)
+    fused = WeightDigest(torch.float32)
+    fused.add("language_model.model.layers.0.self_attn.qkv_proj.weight", torch.cat([k, q, torch.zeros(6, 4)]))
+    fused.add("language_model.model.layers.0.self_attn.qkv_proj.bias", bias.T)
+    assert fused.result() == whole and list(whole) == ["layers.0.self_attn"] and not differing(whole, fused.result())
+    for change in (torch.nextafter(bias, bias + 1), -bias, bias.roll(1) * torch.tensor([1, 1, 1, 1.0000001]), torch.zeros(1, 4)):
+        assert differing(whole, digest(q=q, k=k, bias=change)) == ["layers.0.self_attn"]
+    assert digest(torch.bfloat16, q=q) == digest(q=q, dtype=torch.bfloat16) == digest(torch.bfloat16, q=q.bfloat16())
+    assert digest(torch.bfloat16, q=q) == digest(torch.bfloat16, q=q * 1.00001) != digest(torch.bfloat16, q=q * 1.01)
+    assert not differing({"a": 1, "b": 2**64 - 1}, {"c": 0}), "another release's names for the same weights"
+    assert differing({"a": 1, "b": 2}, {"c": 4}) == ["a", "b", "c"] and differing({"a": 1, "b": 2}, {"a": 2, "b": 1}) == ["a", "b"]
 
 
 def test_prompts_travel_with_their_tensors_or_by_hash(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""Training runs that sample with vLLM: evaluation, checkpoints, resume, overlapped schedules, and a sync that goes wrong."""
+"""Training runs that sample with vLLM: evaluation, checkpoints, resume, overlapped schedules, wrong syncs, Ray actors."""
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from mmrl.errors import ConfigError, WeightSyncError
 from mmrl.rollout.weights import SyncPlan
 from mmrl.trainer import Trainer
 from tests.engine_kit import config_file, read_jsonl
+from tests.pool_kit import gone
 from tests.rollout.vllm_kit import VLLM, run_tree
 from tests.test_distributed import launch
 
@@ -24,8 +27,22 @@ def run(folder: Path, name: str = "run", **sections: Any) -> Path:
     return trainer.folder.path
 
 
-def test_a_run_with_vllm_trains_evaluates_and_resumes(tmp_path: Path) -> None:
-    folder = run(tmp_path)
+@pytest.fixture(scope="module")
+def colocated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with vLLM in the training process."""
+    return run(tmp_path_factory.mktemp("colocated"))
+
+
+def like(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    """Two runs are the same to rounding."""
+    assert [row["step"] for row in others] == [row["step"] for row in rows]
+    for one, other in zip(rows, others, strict=True):
+        for name in ("train/reward/mean", "train/loss", "train/grad_norm", "eval/greedy/reward", "eval/sampled/reward"):
+            assert other[name] == pytest.approx(one[name], abs=1e-5), name
+
+
+def test_a_run_with_vllm_trains_evaluates_and_resumes(colocated: Path, tmp_path: Path) -> None:
+    folder = colocated
     rows = read_jsonl(folder / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
@@ -45,11 +62,57 @@ def test_a_run_with_vllm_trains_evaluates_and_resumes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Trainer(config, on_event=interrupted).fit()
     Trainer(config, resume=True).fit()
-    resumed = read_jsonl(tmp_path / "runs" / "half" / "metrics.jsonl")
-    assert [row["step"] for row in resumed] == [1, 2]
-    for one, other in zip(rows, resumed, strict=True):
-        for name in ("train/reward/mean", "train/loss", "train/grad_norm", "eval/greedy/reward", "eval/sampled/reward"):
-            assert other[name] == pytest.approx(one[name], abs=1e-5), name
+    like(rows, read_jsonl(tmp_path / "runs" / "half" / "metrics.jsonl"))
+
+
+def faults() -> list[tuple[Any, str]]:
+    """What may happen to an actor's weights, and the words that tell of it. Inner functions: actors need not import this file."""
+    def lose(host: Any) -> None:  # another output layer arrives
+        load = host.backend.load
+        host.backend.load = lambda weights: load((n, t * 1.01 if n == "lm_head.weight" else t) for n, t in weights)
+
+    def use_others(host: Any) -> None:  # the right ones arrive, others are computed with
+        load = host.backend.load
+
+        def wrong(weights: Any) -> Any:
+            held = load(weights)
+            host.backend.llm.apply_model(lambda model: model.language_model.model.norm.weight.data.mul_(1.2))
+            return held
+
+        host.backend.load = wrong
+
+    return [(lose, r"does not hold the trainer's weights.* in \d of .*lm_head"),
+            (use_others, "does not compute with the trainer's weights after a sync")]
+
+
+def test_engines_on_ray_sample_as_the_one_in_the_process_also_when_one_is_killed(colocated: Path, tmp_path: Path) -> None:
+    engine = {"rollout": "vllm", "vllm": VLLM, "workers": "ray", "ray": {"cpus": 2, "rollout_actors": 2}}
+    trainer = Trainer(load_config(config_file(tmp_path / "ray.yaml", run_tree(tmp_path, name="ray", engine=engine))))
+    pids: list[int] = []
+
+    def between(kind: str, payload: Any) -> None:
+        if kind != "step" or payload["step"] != 1:
+            return
+        ask, actors = trainer.cluster.ray.get, trainer.engine.backend.group.actors
+        for broken, words in faults():
+            ask(actors[1].__ray_call__.remote(broken))
+            with pytest.raises(WeightSyncError, match=words):
+                trainer.engine.publish(trainer.training)
+            ask(actors[1].__ray_call__.remote(lambda host: delattr(host.backend, "load")))
+            assert trainer.engine.publish(trainer.training)["train/sync/gap_max"] < 1e-5
+        pids.extend(ask([actor.__ray_call__.remote(lambda host: os.getpid()) for actor in actors]))
+        os.kill(pids[0], signal.SIGKILL)
+
+    trainer.on_event = between
+    trainer.fit()
+    folder = trainer.folder.path
+    rows = read_jsonl(folder / "metrics.jsonl")
+    like(read_jsonl(colocated / "metrics.jsonl"), rows)
+    assert all(row["train/sync/gap_max"] < 1e-5 and row["train/logprob_gap/max"] < 1e-5 for row in rows)
+    assert [row["train/ray/restarts/rollouts"] for row in rows] == [0, 1] and len(pids) == 2 and gone(pids)
+    for step in (1, 2):
+        texts = [[row["text"] for row in read_jsonl(f / "rollouts" / f"step_{step:06d}.jsonl")] for f in (colocated, folder)]
+        assert texts[0] == texts[1] and len(texts[0]) >= 3
 
 
 @pytest.mark.parametrize("sections", [

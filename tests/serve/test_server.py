@@ -20,7 +20,8 @@ from mmrl.policy.loading import template_for
 from mmrl.registry import task_from_spec
 from tasks.scenes import make_scenes
 from tests.clip_kit import make_clip
-from tests.engine_kit import REPO, cli, picture, read_jsonl
+from tests.engine_kit import REPO, picture, read_jsonl
+from tests.launch_kit import run_here
 from tests.serve.serve_kit import CHECKPOINT, Server, asking, data_url, serving
 
 pytestmark = pytest.mark.slow  # each server loads torch and a model
@@ -30,6 +31,7 @@ SYSTEM = "Look."  # it was taught without; a server that forgets it gives other 
 SETTINGS = ("--config", str(REPO / "configs" / "demo.yaml"))
 PARAMS = {"prompt": "{question}"}
 PHOTO, STRIP = (112, 84), (56, 56)
+KEY = "secret"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
     with serving(*SETTINGS, f"model.system={SYSTEM}", "--media-root", str(folder), "--max-body-mib", "1", "--max-tokens", "20",
-                 "data.video.kind=uniform", "data.video.num_frames=4", "rollout.batch_tokens=4096") as running:
+                 "data.video.kind=uniform", "data.video.num_frames=4", "rollout.batch_tokens=4096", "--grace", "60",
+                 "--api-key", KEY, key=KEY) as running:
         yield running
 
 
@@ -56,8 +59,9 @@ def test_the_greedy_answer_is_the_one_of_mmrl_eval(server: Server, tmp_path: Pat
     """Prompt, system text, pixels and decoding are those of training: the same examples, one by one and through the server."""
     task = task_from_spec("grounding", PARAMS)
     data = make_scenes(str(tmp_path / "data"), 6, 7, 112, {0: 1.0}, "serve-", background="graded")
-    cli("eval", CHECKPOINT, *SETTINGS, f"model.system={SYSTEM}", "--task", "grounding", "--data", data, "--out",
-        str(tmp_path / "out"))
+    asked = run_here("mmrl.cli.main", "eval", CHECKPOINT, *SETTINGS, f"model.system={SYSTEM}", "--task", "grounding", "--data",
+                     data, "--out", str(tmp_path / "out"))
+    assert asked.returncode == 0, asked.stderr
     rows = read_jsonl(tmp_path / "out" / "predictions.jsonl")
     template = template_for("qwen2_5_vl", ModelConfig(path=CHECKPOINT, system=SYSTEM))
     for sample, row in zip(task.load(data), rows, strict=True):
@@ -219,7 +223,7 @@ def test_wrong_models_bodies_and_addresses_are_told_apart(server: Server) -> Non
     with pytest.raises(openai.APIStatusError, match="--max-body-mib") as caught:
         server.text("x" * (3 << 20))
     assert caught.value.status_code == 413
-    raw = urllib.request.Request(f"{server.url}/v1/chat/completions", b"{not json", method="POST")
+    raw = urllib.request.Request(f"{server.url}/v1/chat/completions", b"{not json", {"Authorization": f"Bearer {KEY}"})
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(raw, timeout=30)
     assert refused.value.code == 400 and "expected a JSON body" in json.load(refused.value)["error"]["message"]
@@ -249,7 +253,8 @@ def test_a_client_that_leaves_frees_its_place(server: Server) -> None:
     body = json.dumps({"model": server.model, "messages": [{"role": "user", "content": QUESTION}], **options}).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as raw:
-        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n"
+                    % (KEY.encode(), len(body)) + body)
         wait_for(server, lambda state: state["running"] >= 1)
     wait_for(server, lambda state: state["running"] == 0)
     assert completion_tokens(server) - before < whole, "both together wrote less than one of them alone would have"
@@ -262,21 +267,24 @@ def completion_tokens(server: Server) -> int:
     return int(rows["mmrl_serve_completion_tokens_total"])
 
 
-def test_a_terminated_server_finishes_what_it_began_and_refuses_what_is_new() -> None:
-    with serving("--grace", "60", "--api-key", "secret", key="secret") as server:
-        with pytest.raises(openai.AuthenticationError, match="Authorization"):
-            server.client.with_options(api_key="wrong").chat.completions.create(
-                model=server.model, messages=[{"role": "user", "content": "?"}])
-        stream = iter(server.chat("Describe the image.", stream=True, max_tokens=800, n=8, temperature=2.0, seed=1))
-        begun = next(stream)
-        server.process.send_signal(signal.SIGTERM)
-        with pytest.raises((openai.InternalServerError, openai.APIConnectionError)) as refused:
-            for _ in range(1000):  # until the signal has arrived
-                server.text("?", max_tokens=1)
-        assert "shutting down" in str(refused.value), "as long as something runs, new requests are refused with words"
-        last = [begun, *stream][-1]
-        assert last.choices[0].finish_reason in ("stop", "length")
-        assert server.process.wait(60) == 0
+def test_another_key_is_refused(server: Server) -> None:
+    with pytest.raises(openai.AuthenticationError, match="Authorization"):
+        server.client.with_options(api_key="wrong").chat.completions.create(
+            model=server.model, messages=[{"role": "user", "content": "?"}])
+
+
+def test_a_terminated_server_finishes_what_it_began_and_refuses_what_is_new(server: Server) -> None:
+    """The last test of the module's server: it ends it."""
+    stream = iter(server.chat("Describe the image.", stream=True, max_tokens=800, n=8, temperature=2.0, seed=1))
+    begun = next(stream)
+    server.process.send_signal(signal.SIGTERM)
+    with pytest.raises((openai.InternalServerError, openai.APIConnectionError)) as refused:
+        for _ in range(1000):  # until the signal has arrived
+            server.text("?", max_tokens=1)
+    assert "shutting down" in str(refused.value), "as long as something runs, new requests are refused with words"
+    last = [begun, *stream][-1]
+    assert last.choices[0].finish_reason in ("stop", "length")
+    assert server.process.wait(60) == 0
 
 
 def test_the_grace_period_ends() -> None:

@@ -17,7 +17,8 @@ import pytest
 
 from mmrl.registry import task_from_spec
 from tasks.scenes import make_scenes
-from tests.engine_kit import ENVIRONMENT, REPO, cli, read_jsonl
+from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl
+from tests.launch_kit import run_here
 from tests.serve.serve_kit import CHECKPOINT, asking
 
 pytestmark = pytest.mark.slow
@@ -55,7 +56,9 @@ def vllm_server(log: Path, *options: str) -> Iterator[str]:
 def test_greedy_answers_on_pictures_are_those_of_mmrl_eval(tmp_path: Path) -> None:
     settings = ("--config", str(REPO / "configs" / "demo.yaml"))
     data = make_scenes(str(tmp_path / "data"), 6, 7, 112, {0: 1.0}, "serve-", background="graded")
-    cli("eval", CHECKPOINT, *settings, "--task", "grounding", "--data", data, "--out", str(tmp_path / "out"))
+    asked = run_here("mmrl.cli.main", "eval", CHECKPOINT, *settings, "--task", "grounding", "--data", data, "--out",
+                     str(tmp_path / "out"))
+    assert asked.returncode == 0, asked.stderr
     expected = read_jsonl(tmp_path / "out" / "predictions.jsonl")
     samples = list(task_from_spec("grounding", {"prompt": "{question}"}).load(data))
     with vllm_server(tmp_path / "log.txt", *settings) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:

@@ -5,7 +5,6 @@ import http.server
 import itertools
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -217,15 +216,14 @@ def test_a_program_that_is_no_browser_is_an_error_not_a_crash(tmp_path: Path) ->
 @pytest.mark.slow
 def test_the_gui_recipe_trains_on_rendered_pages(simple: Path, tmp_path: Path) -> None:
     """The launch script with the recipe's own reward (GUI-G2), and the same without any truth (GUI-RCPO)."""
-    from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl, tiny_folder  # torch: only where it is needed
+    from tests.engine_kit import read_jsonl, tiny_folder  # torch: only where it is needed
+    from tests.launch_kit import launch
 
     small = ["train.steps=2", "train.prompts_per_step=2", "rollout.group_size=3", "rollout.max_new_tokens=6", "train.save_every=2",
-             "eval.limit=2", "eval.every=2", "threads=1"]
+             "eval.limit=2", "eval.every=2", "threads=1", "reward.workers=0"]
     for name, extra in (("truth", []), ("votes", ["data.train.0.params.preset=gui_rcpo"])):
-        done = subprocess.run(
-            ["bash", str(REPO / "scripts" / "train_gui.sh"), "--model", tiny_folder("qwen2_5_vl"), "--data", str(simple), "--eval",
-             str(simple), "--name", name, f"dir={tmp_path}", *small, *extra],
-            cwd=REPO, capture_output=True, text=True, env={**ENVIRONMENT, "MMRL_PYTHON": sys.executable}, timeout=300)
+        done = launch("--model", tiny_folder("qwen2_5_vl"), "--data", str(simple), "--eval", str(simple), "--name", name,
+                      f"dir={tmp_path}", *small, *extra, script="gui")
         assert done.returncode == 0, done.stderr[-2000:]
         rows = read_jsonl(tmp_path / name / "metrics.jsonl")
         assert [row["step"] for row in rows] == [1, 2] and all(row["train/groups/failed"] == 0 for row in rows)

@@ -1,12 +1,9 @@
-"""DeepSpeed ZeRO-2 and ZeRO-3 in real processes (gloo on 127.0.0.1) make the run of one process, offloaded or not, also resumed."""
+"""FSDP2, ZeRO-2 and ZeRO-3 in real processes (gloo on 127.0.0.1) make the run of one process, offloaded or not, also resumed.
+
+All runs of two processes are made in one launch, which ends with a resumed run from the command line.
+"""
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,39 +16,18 @@ from mmrl.engines import build_train_engine
 from mmrl.optim import build_optimizer
 from mmrl.trainer import Trainer
 from mmrl.world import World
-from tests.engine_kit import ENVIRONMENT, REPO, config_file, tiny_folder
+from tests.engine_kit import config_file, tiny_folder
 from tests.engines.deepspeed_worker import ALONE, BF16, KINDS, exercise, items_of, policy_of
-from tests.engines.test_fsdp import mixed_run, text_only_shares
-from tests.test_distributed import compare, free_port, launch
+from tests.engines.mixed_kit import mixed_run, text_only_shares
+from tests.process_worker import cut
+from tests.test_distributed import compare, work
 
 pytestmark = pytest.mark.slow
+ENGINES = {"fsdp2": ["engine.train=fsdp2"], **KINDS}
 # the other kinds: runs of one process that they continue, and the engine alone
-FULL = ("zero2", "zero3_offload_all")
-LORA = ("zero2", "zero3_sharded")
-
-
-def work(*arguments: str) -> None:
-    """Two processes of the worker; they must end by themselves."""
-    head = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-    process = subprocess.Popen([sys.executable, *head, "-m", "tests.engines.deepspeed_worker", *arguments], cwd=REPO, text=True,
-                               env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               start_new_session=True)
-    try:
-        out, _ = process.communicate(timeout=1200)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0 and out.count("left cleanly") == 2, out
-
-
-def kept(run: Path, name: str, steps: int = 2) -> Path:
-    """A copy of a run as it was after so many steps."""
-    copy = run.parent / name
-    shutil.copytree(run, copy, symlinks=True)
-    for folder in (copy / "checkpoints").glob("step_*"):
-        if int(folder.name[5:]) > steps:
-            shutil.rmtree(folder)
-    return copy
+FULL = ("fsdp2", "zero2", "zero3_offload_all")
+LORA = ("fsdp2", "zero2", "zero3_sharded")
+TRAIN = "tests.process_worker:train"
 
 
 def apart(a: dict[Any, torch.Tensor], b: dict[Any, torch.Tensor]) -> float:
@@ -68,29 +44,26 @@ class Found:
     lora: Trainer
     one: dict[str, dict[str, Any]]  # by precision
     two: dict[str, list[dict[str, Any]]]
+    fsdp: dict[str, Any]
+    said: str
 
 
-def run_of(folder: Path, jobs: list[tuple[str, list[str]]], *kinds: str, **sections: Any) -> Trainer:
-    """A run of one process; `jobs` gets those of two."""
+def run_of(folder: Path, **sections: Any) -> tuple[Trainer, str]:
+    """A run of one process and its configuration."""
     config = config_file(folder / "c.yaml", mixed_run(folder, **sections))
     trainer = Trainer(load_config(config))
     trainer.fit()
-    jobs += [(config, [f"name={kind}", *KINDS[kind]]) for kind in kinds]
-    return trainer
+    return trainer, config
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    folder = tmp_path_factory.mktemp("deepspeed")
-    jobs: list[tuple[str, list[str]]] = []
-    full = run_of(folder / "full", jobs, *FULL)
-    kept(full.folder.path, "one_zero2")
-    kept(full.folder.path, "one_zero3", 1)
-    jobs += [(jobs[0][0], ["name=one_zero2", *KINDS["zero2_offload"]]), (jobs[0][0], ["name=one_zero3", *KINDS["zero3_sharded"]])]
-    lora = run_of(folder / "lora", jobs, *LORA, algorithm={"epochs": 2, "minibatches": 2},
-                  data={"cache": {"dir": str(folder / "cache")}},
-                  model={"path": tiny_folder("qwen3_vl"), "lora": {"r": 4, "alpha": 8}, "freeze": ["vision"],
-                         "gradient_checkpointing": True})
+    folder = tmp_path_factory.mktemp("sharded")
+    full, whole = run_of(folder / "full")
+    lora, adapters = run_of(folder / "lora", algorithm={"epochs": 2, "minibatches": 2}, train={"steps": 2},
+                            data={"cache": {"dir": str(folder / "cache")}}, model={
+                                "path": tiny_folder("qwen3_vl"), "lora": {"r": 4, "alpha": 8}, "freeze": ["vision"],
+                                "gradient_checkpointing": True})
     path = config_file(folder / "alone.yaml", mixed_run(folder, optim={"max_grad_norm": 0.5}))
     one = {}
     for kind in ("fp32", "bf16"):
@@ -98,44 +71,60 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         policy = policy_of(config)
         engine = build_train_engine(config, World(torch.device("cpu")), policy, build_optimizer(policy.trainable(), config.optim))
         one[kind] = exercise(engine, policy, items_of(policy))
-    work(json.dumps(jobs), path, str(folder))
-    return Found(full, lora, one, {kind: [torch.load(folder / f"{kind}-{rank}.pt") for rank in range(2)] for kind in ALONE})
+    plan = [(config, kind) for config, kinds in ((whole, FULL), (adapters, LORA)) for kind in kinds]
+    jobs: list[list[Any]] = [[TRAIN, config, [f"name={kind}", *ENGINES[kind]]] for config, kind in plan]
+    jobs.sort(key=lambda job: "name=fsdp2" not in job[2])  # accelerate tells whoever comes later of DeepSpeed, in variables
+    jobs.insert(2, ["tests.engines.fsdp_worker:drive", tiny_folder()])
+    jobs += [[TRAIN, whole, ["name=one_zero2", *KINDS["zero2_offload"]], "run"],
+             [TRAIN, whole, ["name=one_zero3", *KINDS["zero3_sharded"]], "run", 1],
+             ["tests.process_worker:copied", str(full.folder.path.with_name("zero2")), "zero2_zero3"],
+             ["tests.engines.deepspeed_worker:alone", path, str(folder)]]
+    ranks, said = work(folder, jobs, "train", whole, "name=zero2_zero3", "engine.train=deepspeed_zero3", "--resume")
+    two = {kind: [torch.load(folder / f"{kind}-{rank}.pt") for rank in range(2)] for kind in ALONE}
+    return Found(full, lora, one, two, ranks[0][2], said)
 
 
 def test_full_training_equals_one_process(found: Found) -> None:
-    """With a KL term; some steps give one process nothing but text."""
+    """Tower and projector learn too; the KL term's reference is sharded as well; some steps give one process nothing but text."""
     assert text_only_shares(found.full.folder.path), "the data do not test what they should"
     for kind in FULL:
-        compare(found.full, found.full.folder.path.parent / kind)
+        compare(found.full, found.full.folder.path.with_name(kind))
 
 
 def test_a_run_of_one_process_is_continued(found: Found) -> None:
     for name in ("one_zero2", "one_zero3"):
-        compare(found.full, found.full.folder.path.parent / name)
+        compare(found.full, found.full.folder.path.with_name(name))
 
 
-@pytest.mark.parametrize("kind", ["zero2", "zero3_offload_all"])
+@pytest.mark.parametrize("kind", FULL)
 def test_one_process_continues_a_run(kind: str, found: Found) -> None:
-    runs = found.full.folder.path.parent
-    kept(runs / kind, f"{kind}_one")
-    Trainer(load_config(str(runs.parent / "c.yaml"), [f"name={kind}_one", "engine.train=single"]), resume=True).fit()
-    compare(found.full, runs / f"{kind}_one")
+    run = cut(found.full.folder.path.with_name(kind), f"{kind}_one", 1 if kind == "fsdp2" else 2)
+    Trainer(load_config(str(run.parents[1] / "c.yaml"), [f"name={run.name}", "engine.train=single"]), resume=True).fit()
+    compare(found.full, run)
 
 
 def test_zero3_continues_a_run_of_zero2_from_the_command_line(found: Found) -> None:
-    runs = found.full.folder.path.parent
-    kept(runs / "zero2", "zero2_zero3")
-    out = launch("torchrun", str(runs.parent / "c.yaml"), "name=zero2_zero3", "engine.train=deepspeed_zero3", "--resume")
-    compare(found.full, runs / "zero2_zero3")
-    assert "resumed after step 2" in out and "untested optimizer" not in out and "mismatch" not in out, out
+    compare(found.full, found.full.folder.path.with_name("zero2_zero3"))
+    assert "resumed after step 2" in found.said, found.said
+    assert "untested optimizer" not in found.said and "mismatch" not in found.said, found.said
 
 
 def test_lora_with_a_frozen_tower_and_cached_features(found: Found) -> None:
     """Adapters in two passes of two minibatches; the reference is the model without them."""
     for kind in LORA:
-        run = found.lora.folder.path.parent / kind
+        run = found.lora.folder.path.with_name(kind)
         compare(found.lora, run)
-        assert (run / "checkpoints" / "step_000003" / "adapter").is_dir()
+        assert (run / "checkpoints" / "step_000002" / "adapter").is_dir()
+
+
+def test_fsdp_sums_gradients_and_fails_together(found: Found) -> None:
+    of = found.fsdp
+    assert 0.4 < of["share"] < 0.6 and of["whole"] and of["given back"] == [True, True]
+    assert all(error < 1e-5 for error in of["sums"].values()), of["sums"]
+    first, second, *others = of["norms"]
+    assert others == [first, second] and first > 0
+    assert of["main holds the state"] == [True, False] and of["steps"] == [2.0]
+    assert all(said.startswith("norm ") for said in of["non-finite"]) and len(of["non-finite"]) == 2, of["non-finite"]
 
 
 @pytest.mark.parametrize("kind", ALONE)
@@ -158,7 +147,7 @@ def test_the_engine_alone(kind: str, found: Found) -> None:
     assert theirs["param_groups"] == mine["param_groups"]
     assert theirs["state"].keys() == mine["state"].keys()
     for number, entry in mine["state"].items():
-        assert entry.keys() == theirs["state"][number].keys() and theirs["state"][number]["step"] == entry["step"] == 3
+        assert entry.keys() == theirs["state"][number].keys() and theirs["state"][number]["step"] == entry["step"] == 2
     for key in ("exp_avg", "exp_avg_sq"):
         a, b = ({number: entry[key] for number, entry in x["state"].items()} for x in (mine, theirs))
         assert apart(a, b) < (0.03 if rounded else 1e-3) * torch.stack([value.norm() for value in a.values()]).norm()
