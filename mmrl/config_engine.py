@@ -37,8 +37,8 @@ class VLLMConfig(_Section):
     probe_prompts: int = Field(2, ge=1)  # prompts whose log-probs are compared after every sync of the weights
     tolerance: float | None = Field(None, gt=0)  # largest mean |vLLM - trainer| log-prob per token of the probe; beyond it the
     # ^ run stops. null: 0.05 in bf16; in fp32 30 times that of the first sync (at least 1e-5, at most 1e-3)
-    compare_weights: bool = True  # after every sync, bit for bit. false: only by the probe, for a vLLM build that keeps weights in
-    # ^ another form than a checkpoint's and says so at the first sync
+    compare_weights: bool = True  # after every sync: vLLM must hold the same elements in every block, to the last bit. false: only
+    # ^ the probe compares, for a vLLM build that keeps weights in another form and says so at the first sync
     correction: Literal["none", "truncate", "mask"] = "truncate"  # of the gap that rounding leaves: tokens count
     # ^ w = trainer / sampler (their probabilities), at most threshold times, or not at all beyond it (mmrl/algorithms/staleness.py)
     threshold: float = Field(2.0, gt=1)

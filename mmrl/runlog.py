@@ -67,12 +67,14 @@ class RunFolder:
         self.path = Path(config.dir) / config.name
         self.lock = RunLock(self.path)
         self._replace = False
+        self._run: str | None = ""  # run.json as `held` first found it
 
     @contextmanager
     def held(self, *, resume: bool, overwrite: bool) -> Iterator[None]:
         """Make the folder, and keep it for this launch until `finish` or the end of the block.
 
-        Raises ConfigError when another launch trains there, or when it holds a run and neither resume nor overwrite was asked.
+        Raises ConfigError when another launch trains there, when it holds a run and neither resume nor overwrite was asked, or when
+        that run is not the one that was there the first time.
         """
         self.lock.acquire()
         try:
@@ -81,10 +83,20 @@ class RunFolder:
             if used and not resume and not overwrite:
                 raise ConfigError(f"{self.path} already holds a run; continue it with --resume, replace it with --overwrite, "
                                   "or choose another name=")
+            self._check_replaced()
             self.path.mkdir(parents=True, exist_ok=True)
             yield
         finally:
             self.lock.release()
+
+    def _check_replaced(self) -> None:
+        info = self.path / "run.json"
+        found = info.read_text(encoding="utf-8") if info.exists() else None
+        if self._run == "":
+            self._run = found
+        elif self._replace and found != self._run:
+            raise ConfigError(f"expected {self.path} as it was when this trainer was made, found a run that was started or changed "
+                              "since; make a new trainer with overwrite=True to replace that one, or choose another name=")
 
     def start(self, *, total_steps: int, resumed_at: int | None) -> None:
         """Write config.yaml and run.json; only now, when model and data have loaded, a replaced run is removed."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -82,8 +82,10 @@ def run_sft(policy: Policy, config: RunConfig, on_step: Callable[[int, dict[str,
     metrics: dict[str, Any] = {}
     failures: list[dict[str, Any]] = []
     encoder, steps = policy.encoder, config.train.steps
-    with prefetching(config.data, [encoder.visuals]) as [encoder.ahead]:
-        coming = _share(stream, config, world)
+    with ExitStack() as stack:
+        with world.telling():
+            [encoder.ahead] = stack.enter_context(prefetching(config.data, [encoder.visuals]))
+            coming = _share(stream, config, world)
         for step in range(1, steps + 1):
             began = time.perf_counter()
             with world.telling():

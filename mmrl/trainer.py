@@ -149,7 +149,8 @@ class Trainer:
     def fit(self) -> dict[str, Any]:
         """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do.
 
-        An error in one process ends all of them with its message, unless it arises inside a collective pass of a sharded engine.
+        An error in one process ends all of them with its message; with a sharded engine (runs on prompts) or inside its collective
+        passes (embodied runs) the launcher ends them.
         """
         if self.training.lockstep:  # who cannot follow into the engine's own collectives must not begin another one
             return self._run()
@@ -262,6 +263,7 @@ class Trainer:
             return
         self.actor.version = self.policy.version
         if (save or self.config.engine.rollout == "own") and self._filled != self.updater.updates:
+            self.world.barrier()  # where the error of another process is heard of, before a collective of the engine's own
             self.training.fill(self.actor)
             self._filled = self.updater.updates
 
@@ -381,6 +383,7 @@ class Trainer:
         better = metric is not None and (self.best is None or metric > self.best)
         best, best_step = (metric, step) if better else (self.best, self.best_step)
         self._fill_actor(save=True)
+        self.world.barrier()
         optimizer = self.training.optimizer_state()
         if optimizer is not None:  # the main process
             settings = self.config.model_dump(mode="json")

@@ -31,8 +31,8 @@ from mmrl.config import RunConfig
 from mmrl.credit import Credit
 from mmrl.data import PromptStream
 from mmrl.engines.base import TrainEngine
-from mmrl.engines.lockstep import agree, idle_item
-from mmrl.errors import MismatchError, NonFiniteError
+from mmrl.engines.lockstep import Losses, agree, idle_item
+from mmrl.errors import MismatchError
 from mmrl.group_rewards import usable
 from mmrl.offpolicy import OffPolicy
 from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
@@ -135,7 +135,7 @@ class Updater:
         self._result = UpdateResult()
         self._collected: list[Group] = []
         self._names: list[str] = []  # of the samples trained on as they came
-        self._broken: list[str] = []  # where lockstep: what is said of losses that are not finite
+        self.losses = Losses(engine, world)
 
     @property
     def one_pass(self) -> bool:
@@ -276,9 +276,8 @@ class Updater:
         result.denominator += total
 
     def _failure(self, norm: float, names: Sequence[str]) -> str:
-        """What is wrong with the gradients; where lockstep every process asks, and is told of every loss."""
-        losses = [f"{text}; " for text in self.world.gather(self._broken)] if self.engine.lockstep else []
-        return (f"{''.join(losses)}the gradient norm is {norm} in optimizer step {self.updates + 1}; samples: "
+        """What is wrong with the gradients."""
+        return (f"{self.losses.said()}the gradient norm is {norm} in optimizer step {self.updates + 1}; samples: "
                 f"{', '.join(names[:8])}; lower optim.lr or resume from the last checkpoint")
 
     def _compare_inputs(self, chunk: Sequence[_Work], fingerprints: Sequence[str]) -> None:
@@ -309,7 +308,8 @@ class Updater:
             old_N, weight_N = self.offpolicy.correct(proximal_N, behaviour_N, stale_N, ~offline_N, mask_N, count=first_pass)
         loss = policy_loss(self.settings, out.logp_N, old_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N,
                            weight_N=weight_N, label_N=label_N, num_labels=len(names), offline_N=offline_N if self._mixes else None)
-        self.engine.backward(self._finite(loss.loss, chunk), last=last)
+        samples = ", ".join(w.group.sample.id for w in chunk)
+        self.engine.backward(self.losses.finite(loss.loss, f"; samples: {samples}"), last=last)
         for name, stats in zip(names, loss.by_label, strict=True):
             result.sources[name].stats += stats
         result.packed_tokens += batch.num_tokens
@@ -317,17 +317,6 @@ class Updater:
             self._observe(chunk, (out.logp_N.detach() - behaviour_N).abs(), out.entropy_N, ~offline_N, stale_N, result, fresh)
             self.offpolicy.observe(stale_N, mask_N)
         return loss.denominator
-
-    def _finite(self, loss: torch.Tensor, chunk: Sequence[_Work]) -> torch.Tensor:
-        """The loss. Raises NonFiniteError; where lockstep, whose backward the others wait for, the gradient norm becomes nan
-        instead and every process raises it in the optimizer step."""
-        if torch.isfinite(loss):
-            return loss
-        text = f"the loss is {float(loss.detach())}; samples: {', '.join(w.group.sample.id for w in chunk)}"
-        if not self.engine.lockstep:
-            raise NonFiniteError(text)
-        self._broken.append(text)
-        return loss * float("nan")
 
     def _idle(self, chunk: Sequence[_Work], batch: Batch, result: UpdateResult, first_pass: bool, fresh: bool, last: bool) -> float:
         """What `_backward` runs, for another process that has groups left: nothing is added to gradients or metrics."""

@@ -139,7 +139,8 @@ def _update(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example], c
         for number, part in enumerate(plan, 1):
             logp_N, values_DV = _evaluated(vla, engine, part)
             logp_N = logp_N[torch.tensor(np.concatenate([e.mask_N for e in part]), device=vla.device)]
-            engine.backward(-logp_N.sum() + values_DV.sum() * 0.0, last=number == len(plan))  # a critic stays as it is
+            unused = values_DV.sum() * 0.0 if engine.lockstep else 0.0  # sharded, a critic takes part
+            engine.backward(-logp_N.sum() + unused, last=number == len(plan))
             loss -= float(logp_N.detach().sum())
             right += float((logp_N.detach() > np.log(0.5)).sum())
     loss, right = world.sum([loss, right])  # also where the error of another process is heard of, before gradients are reduced

@@ -91,6 +91,8 @@ class EmbodiedTrainer(Trainer):
 
     def _load_data(self) -> None:
         train_engine_name(self.config, self.world.size)
+        if self.config.engine.workers == "ray":
+            simulator_demand(self.config, self.config.env.workers)  # what an embodied run does not take from Ray
         self.train_sources, self.eval_sources = [], []
         for spec in env_specs(self.config):
             make_simulator(spec)  # cheap: names a suite that does not exist before a model is loaded

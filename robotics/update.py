@@ -13,7 +13,7 @@ passes shuffle them, and for each optimizer step its denominator and the gradien
 
 Forwards, gradients and optimizer steps are the training engine's (mmrl.engines). Where its forwards are collective (sharded
 weights) groups are collected, processes agree on the number of micro-batches of an optimizer step, and who has fewer runs idle
-ones; what needs no gradient is computed by the `actor`, which holds the same weights whole.
+ones; old values and proximal log-probs are computed by the `actor`, which holds the same weights whole.
 
 Legend: N tokens of all decisions of a micro-batch, D decisions, A action dimensions, V values and advantages of a decision: 1, or
 with rl.level action one per action step; then each judges the A tokens of its step.
@@ -40,8 +40,7 @@ from mmrl.algorithms import (
     value_loss,
 )
 from mmrl.engines.base import TrainEngine
-from mmrl.engines.lockstep import agree
-from mmrl.errors import NonFiniteError
+from mmrl.engines.lockstep import Losses, agree
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import within_budget
 from mmrl.update import SourceStats
@@ -109,7 +108,7 @@ class EmbodiedUpdater:
         self.correction = CorrectionSettings(mode=config.schedule.correction, threshold=config.schedule.threshold)
         self.updates = 0
         self.step = 0
-        self._broken: list[str] = []  # where lockstep: what is said of losses that are not finite
+        self.losses = Losses(engine, self.world)
         self._open: EmbodiedUpdate | None = None
         self._collected: list[EpisodeGroup] = []
 
@@ -165,7 +164,7 @@ class EmbodiedUpdater:
         if self.vla.core.device.type == "cuda" and self.vla.core.device.index is not None:
             torch.cuda.set_device(self.vla.core.device)  # a thread has a current device of its own, which collectives use
         self.step, self._collected = step, []
-        if self.streams:
+        if self.streams or not self.engine.lockstep:  # lets last step's gradients go before the rollout
             self.engine.begin()
         self._open = EmbodiedUpdate()
 
@@ -243,7 +242,8 @@ class EmbodiedUpdater:
     def _backward(self, plan: Sequence[Sequence[Item]], result: EmbodiedUpdate, *, fresh: bool, first: bool) -> None:
         for number, items in enumerate(plan, 1):
             loss = self._loss(items, result, fresh, first) if items else self._idle(result)
-            self.engine.backward(self._finite(loss), last=number == len(plan))
+            loss = self.losses.finite(loss, f" in step {self.step}; lower optim.lr or resume from the last checkpoint")
+            self.engine.backward(loss, last=number == len(plan))
 
     def _with_proximal(self, trajectories: Sequence[Trajectory], result: EmbodiedUpdate) -> list[Trajectory]:
         """The trajectories with the log-probs that the weights before the update give to stale decisions."""
@@ -331,17 +331,6 @@ class EmbodiedUpdater:
             self._observe(out, behaviour_N, mask_N, stale_N, result, fresh)
         return total
 
-    def _finite(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss. Raises NonFiniteError; where lockstep, whose backward the others wait for, the gradient norm becomes nan
-        instead and every process raises it in the optimizer step."""
-        if torch.isfinite(loss):
-            return loss
-        text = f"the loss is {float(loss.detach())} in step {self.step}; lower optim.lr or resume from the last checkpoint"
-        if not self.engine.lockstep:
-            raise NonFiniteError(text)
-        self._broken.append(text)
-        return loss * float("nan")
-
     def _value_term(self, items: Sequence[Item], values_DV: torch.Tensor, result: EmbodiedUpdate) -> torch.Tensor:
         """The critic's loss over the steps that were executed; a value weighs as the tokens it judges do in the policy's loss."""
         def column(values: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -385,7 +374,6 @@ class EmbodiedUpdater:
         result.denominator += total
 
     def _failure(self, norm: float) -> str:
-        """What is wrong with the gradients; where lockstep every process asks, and is told of every loss."""
-        said = self._broken if self.world is None else self.world.gather(self._broken) if self.engine.lockstep else []
-        return (f"{''.join(f'{text}; ' for text in said)}the gradient norm is {norm} in optimizer step {self.updates + 1}; lower "
+        """What is wrong with the gradients."""
+        return (f"{self.losses.said()}the gradient norm is {norm} in optimizer step {self.updates + 1}; lower "
                 "optim.lr or resume from the last checkpoint")

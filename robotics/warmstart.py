@@ -19,7 +19,7 @@ from mmrl.errors import ConfigError
 from mmrl.sft import supervised
 from mmrl.world import World
 from robotics.config import EmbodiedConfig
-from robotics.contract import EnvSpec, InitialState, initial_states, make_simulator
+from robotics.contract import ActionSpace, EnvSpec, InitialState, initial_states, make_simulator
 from robotics.datasets import open_demonstrations
 from robotics.load import load_vla
 from robotics.sft import DemoEpisode, DemoSteps, clone
@@ -133,15 +133,23 @@ def _opened(config: EmbodiedConfig, folder: Path, world: World) -> tuple[VLAPoli
         seen = np.concatenate([e.proprio for e in episodes])
         low, high = np.quantile(seen, [0.01, 0.99], axis=0)
         proprio = (low.tolist(), high.tolist())
-    simulator = make_simulator(env_specs(config)[0])
-    try:
-        vla = load_vla(config, space=simulator.action_space, proprio=proprio, device=world.device)
-    finally:
-        simulator.close()
+    vla = load_vla(config, space=_action_space(config, world), proprio=proprio, device=world.device)
     if episodes[0].actions.shape[1] != vla.codec.dim:
         raise ConfigError(f"expected demonstrations of {vla.codec.dim} action dimensions, found "
                           f"{episodes[0].actions.shape[1]} in {folder}; record them with this configuration's env.options")
     return vla, DemoSteps(episodes, vla)
+
+
+def _action_space(config: EmbodiedConfig, world: World) -> ActionSpace:
+    """Of the run's simulator, which the main process alone opens. Collective."""
+    found = []
+    if world.is_main:
+        simulator = make_simulator(env_specs(config)[0])
+        try:
+            found.append(simulator.action_space)
+        finally:
+            simulator.close()
+    return world.gather(found)[0]
 
 
 def save_policy(vla: VLAPolicy, config: EmbodiedConfig, folder: Path) -> None:

@@ -29,12 +29,12 @@ Done = subprocess.CompletedProcess
 
 
 def run_here(module: str, *arguments: str, cwd: str | Path = REPO) -> Done[str]:
-    """`python -m MODULE ARGUMENTS` in this process; a bug's exception is raised, not printed."""
+    """`python -m MODULE ARGUMENTS` in this process, whose variables stay as they are; a bug's exception is raised, not printed."""
     before, status, out, err = Path.cwd(), 0, io.StringIO(), io.StringIO()
     os.chdir(cwd)
     try:
-        with mock.patch.object(sys, "argv", [module, *arguments]), redirect_stdout(out), redirect_stderr(err), \
-                warnings.catch_warnings():
+        with mock.patch.object(sys, "argv", [module, *arguments]), mock.patch.dict(os.environ, MMRL_TRACEBACK=""), \
+                redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*found in sys.modules after import of package.*", RuntimeWarning)
             runpy.run_module(module, run_name="__main__")
     except SystemExit as end:

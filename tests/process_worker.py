@@ -59,7 +59,7 @@ def train(path: str, overrides: list[str], continues: str | None = None, steps: 
 
 
 def work(jobs: Path) -> None:
-    """Every job; what they returned is written after each, so that one that fails does not hide the others."""
+    """Every job; what they returned is written after each."""
     returned: list[Any] = []
     for name, *arguments in json.loads(jobs.read_text(encoding="utf-8")):
         module, _, function = name.partition(":")

@@ -73,8 +73,10 @@ def work(folder: Path, jobs: list[list[Any]], *command: str, status: int = 0) ->
     file = folder / "jobs.json"
     file.write_text(json.dumps(jobs), encoding="utf-8")
     said = launch("torchrun", str(file), *command, status=status, program=("tests.process_worker",), timeout=1200)
-    ranks = [json.loads(file.with_name(f"jobs.json.{rank}").read_text(encoding="utf-8")) for rank in range(2)]
-    assert [len(returned) for returned in ranks] == [len(jobs)] * 2, said
+    returned = [file.with_name(f"jobs.json.{rank}") for rank in range(2)]
+    assert all(path.exists() for path in returned), said
+    ranks = [json.loads(path.read_text(encoding="utf-8")) for path in returned]
+    assert [len(of_rank) for of_rank in ranks] == [len(jobs)] * 2, said
     return ranks, said
 
 

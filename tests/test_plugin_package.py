@@ -40,7 +40,7 @@ SEVERAL = """
 import json, sys
 from mmrl.cli.main import app
 for arguments in json.loads(sys.argv[1]):
-    app(arguments, standalone_mode=False)
+    assert not app(arguments, standalone_mode=False), "exit status"  # it returns the one that a shell would get
     print(chr(0))
 """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from mmrl.errors import ConfigError
 from robotics.config import load_embodied
 from robotics.warmstart import save_policy
 from scripts.check_clone import check_clone
-from tests.engine_kit import REPO, read_jsonl, tiny_folder
+from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl, tiny_folder
 from tests.launch_kit import launch, shell
 from tests.robot_kit import make_model, make_vla
 from video.store import TensorStore
@@ -257,6 +258,18 @@ def test_demonstrations_beside_a_finished_policy_are_refused(tmp_path: Path) -> 
     (tmp_path / "vla.json").write_text("{}", encoding="utf-8")
     done = launch("--model", str(tmp_path), "--demos", str(tmp_path), script="libero")
     assert done.returncode == 2 and f"found --model {tmp_path}, a policy already (it has vla.json): drop --demos" in done.stderr
+
+
+@pytest.mark.parametrize("script", ["grounding", "maniskill"])
+def test_a_training_that_fails_fails_its_script(script: str, tmp_path: Path) -> None:
+    """One script of either launcher; the others call the same. Trainings that run in this process cannot tell."""
+    failing, options = tmp_path / "python", ["--data", "d"] if script == "grounding" else []
+    failing.write_text("#!/bin/sh\nexit 7\n", encoding="utf-8")
+    failing.chmod(0o755)
+    (tmp_path / "vla.json").write_text("{}", encoding="utf-8")  # a policy: nothing is cloned before
+    command = ["bash", str(REPO / "scripts" / f"train_{script}.sh"), "--model", str(tmp_path), *options]
+    done = subprocess.run(command, env={**ENVIRONMENT, "MMRL_PYTHON": str(failing)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7, done.stderr
 
 
 @pytest.mark.parametrize(("count", "script"), [("two", "grounding"), ("0", "libero"), ("1.5", "grounding"), ("-1", "maniskill")])

@@ -137,6 +137,11 @@ def test_run_folder_is_refused_continued_or_replaced(tmp_path: Path, data: tuple
     assert again == rows, "a finished run has nothing left to do"
     _, replaced = train(tmp_path, data, overwrite=True)
     assert list(map(comparable, replaced)) == list(map(comparable, rows)), "the same seed gives the same run"
+    with pytest.raises(ConfigError, match="found a run that was started or changed since"):
+        first_made = Trainer(first.config, overwrite=True)
+        Trainer(first.config, overwrite=True).fit()
+        first_made.fit()
+    assert list(map(comparable, read_jsonl(first.folder.path / "metrics.jsonl"))) == list(map(comparable, rows)), "still there"
     other = comparable(train(tmp_path, data, "other", seed=4)[1][-1])
     assert other != comparable(rows[-1])
     assert json.loads((first.folder.path / "run.json").read_text())["status"] == "finished"

@@ -39,7 +39,7 @@ def rollout_server_command(config: Path, overrides: list[str], host: str, port: 
         raise ConfigError(f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{settings.model.path}': "
                           f"{error}") from error
     backend = VLLMBackend(VLLMSettings(settings.model.path, dtype_of(settings), min(max_model_len(settings), limit), memory,
-                                       v.kv_cache_gib, sleep=False, seed=settings.seed))
+                                       v.kv_cache_gib, sleep=False, seed=settings.seed, compare_weights=v.compare_weights))
     server = RolloutServer(backend, api_key=api_key or None, media_bytes=int(media_gib * 2**30))
     name = f"[{host}]" if ":" in host else host
     serve(server, sock, lambda: typer.echo(f"rollout server at http://{name}:{sock.getsockname()[1]} ({settings.model.path}, "

@@ -70,7 +70,7 @@ class VLLMHost:
             table = ray.get(weights.ref[0])
             names = table.sent if table.base == self._sync else table.refs
             self._sync = 0
-            (self._digests,) = self.backend.load(_fetched({name: table.refs[name] for name in names}))
+            self._digests = next(iter(self.backend.load(_fetched({name: table.refs[name] for name in names}))), {})
             if wrong := differing(weights.digests or self._digests, self._digests):
                 raise WeightSyncError(
                     f"a rollout actor started in place of a lost one does not hold its weights: expected the same digests, found "

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from mmrl.errors import NonFiniteError
+
 __all__ = ["Named", "TrainEngine", "Trained", "head_parameters"]
 
 
@@ -67,9 +69,13 @@ class TrainEngine(abc.ABC):
 
     @contextmanager
     def engaging(self) -> Iterator[None]:
-        """`engaged` meanwhile, and from then on where an error ends it."""
+        """`engaged` meanwhile, and from then on where an error of this process alone ends it."""
         self.engaged = True
-        yield
+        try:
+            yield
+        except NonFiniteError:  # of a gradient: all processes raise it, at the end of the pass
+            self.engaged = False
+            raise
         self.engaged = False
 
     @abc.abstractmethod

@@ -3,7 +3,7 @@
     world = World(device, **accelerator_options(config))
     actor = build_actor(config, world, policy)           # what samples and is saved
     engine = build_train_engine(config, world, policy, optimizer)
-    engine.fill(actor.model)                             # where it is not the policy itself
+    engine.fill(actor)                                   # where it is not the policy itself
 """
 from __future__ import annotations
 

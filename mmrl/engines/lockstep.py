@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import torch
 
+from mmrl.engines.base import TrainEngine
+from mmrl.errors import NonFiniteError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import PackItem
 from mmrl.world import World
 
-__all__ = ["agree", "idle_item"]
+__all__ = ["Losses", "agree", "idle_item"]
 
 
 def agree(world: World, micro_batches: int, denominator: float) -> tuple[int, float]:
@@ -24,3 +26,28 @@ def idle_item(token: int) -> PackItem:
     """The smallest prompt with a completion: one `token` and once more that token; it must be one that can be sampled."""
     ids_P = torch.tensor([token])
     return PackItem(Prompt(ids_P, torch.zeros_like(ids_P), torch.zeros(3, 1, dtype=torch.long), 1), ((token,),))
+
+
+class Losses:
+    """Sees to it that what is differentiated is finite, without a process leaving the others alone in a collective backward."""
+
+    def __init__(self, engine: TrainEngine, world: World | None) -> None:
+        self._engine, self._world = engine, world
+        self._said: list[str] = []
+
+    def finite(self, loss: torch.Tensor, text: str) -> torch.Tensor:
+        """The loss. Raises NonFiniteError; where lockstep, whose backward the others wait for, the gradient norm becomes nan
+        instead and every process raises it in the optimizer step."""
+        if torch.isfinite(loss):
+            return loss
+        text = f"the loss is {float(loss.detach())}{text}"
+        if not self._engine.lockstep:
+            raise NonFiniteError(text)
+        self._said.append(text)
+        return loss * float("nan")
+
+    def said(self) -> str:
+        """What was wrong with losses, for the message of the optimizer step; where lockstep every process asks and hears of all."""
+        if not self._engine.lockstep:
+            return ""
+        return "".join(f"{text}; " for text in (self._said if self._world is None else self._world.gather(self._said)))

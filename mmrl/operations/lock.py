@@ -114,9 +114,9 @@ class RunLock:
     def _in_use(self, holder: dict[str, Any]) -> str:
         here = holder.get("host") == socket.gethostname()
         if _mine(holder):
-            return (f"expected {self.run} to be free, found that this very process trains there; wait for it, or choose another "
+            return (f"expected {self.run} to be free, found that this very process uses it; wait for that run, or choose another "
                     "name=")
-        return (f"expected {self.run} to be free, found that {_who(holder)} trains there (last sign of life "
+        return (f"expected {self.run} to be free, found that {_who(holder)} uses it (last sign of life "
                 f"{max(0.0, _age(self.path)):.0f} s ago). Wait for it, end it (kill -TERM {holder.get('pid')}"
                 f"{'' if here else ' on that host'}: it leaves a checkpoint), or choose another name=. A lock from another host "
                 f"ends {self.stale_s:g} s after its last sign of life; if you know that process to be gone: rm {self.path}")

@@ -55,7 +55,7 @@ def build_rollout_engine(config: RunConfig, policy: Policy, world: World, source
         module = importlib.import_module("mmrl.rollout.vllm_backend")
         limit = int(policy.base.config.get_text_config().max_position_embeddings)
         made = module.VLLMSettings(config.model.path, vllm_dtype(policy), min(max_model_len(config), limit), settings.memory,
-                                   settings.kv_cache_gib, settings.sleep, config.seed)
+                                   settings.kv_cache_gib, settings.sleep, config.seed, settings.compare_weights)
         if actors := config.engine.ray.rollout_actors:
             backend = importlib.import_module("mmrl.cluster.vllm").RemoteVLLM(made, actors)
         else:

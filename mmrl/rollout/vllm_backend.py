@@ -48,6 +48,7 @@ class VLLMSettings:
     kv_cache_gib: float = 1.0
     sleep: bool = True
     seed: int = 0
+    compare_weights: bool = True
 
 
 def _environment() -> None:
@@ -148,7 +149,8 @@ class VLLMBackend:
         self._params = self._vllm.SamplingParams
         self._take_positions()
         self._held: list[HeldWeights] = []
-        self.llm.apply_model(lambda model: self._held.append(HeldWeights(model, getattr(torch, settings.dtype))))
+        if settings.compare_weights:
+            self.llm.apply_model(lambda model: self._held.append(HeldWeights(model, getattr(torch, settings.dtype))))
 
     def _register(self) -> None:
         from transformers import AutoConfig
@@ -272,7 +274,7 @@ class VLLMBackend:
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[dict[str, int]]:
         """Take over weights under the names of a checkpoint, and forget whatever was computed with older ones. Digests of all that
-        vLLM then computes with (see mmrl.rollout.digest), one dict per copy of the weights: here one.
+        vLLM then computes with (see mmrl.rollout.digest), one dict per copy of the weights: here one; none without compare_weights.
 
         A layer of vLLM's (all of a block's q, k and v, for example) is either given whole or not at all. Raises RolloutError where
         vLLM does not take them, and the MMRLError that `weights` raises; some layers have old weights then, others new ones, until

@@ -88,7 +88,7 @@ class VLLMEngine(RolloutEngine):
     def __init__(self, settings: VLLMConfig, policy: Policy, actor: Policy, world: World, backend: Answering,
                  sources: Sequence[LoadedSource], seed: int = 0) -> None:
         self.settings, self.policy, self.actor, self.world, self.backend = settings, policy, actor, world, backend
-        self.plan = SyncPlan(policy)
+        self.plan = SyncPlan(policy, digests=settings.compare_weights)
         self.tolerance = settings.tolerance or (_FP32 if policy.autocast_dtype is None else _BF16)
         self.last_gap: Gap | None = None
         self._sources, self._seed = sources, seed
@@ -160,6 +160,9 @@ class VLLMEngine(RolloutEngine):
     def _compare(self, held: Sequence[dict[str, int]]) -> None:
         """Raises WeightSyncError, on all processes, where an engine of one of them does not hold the trainer's weights."""
         expected = self.plan.held
+        if not self.world.gather(list(held)):
+            raise ConfigError("engine.vllm.compare_weights: expected the rollout server to compare weights as this run does, found "
+                              "one started without it; start it with the run's configuration")
         wrong = sorted(set(self.world.gather([name for one in held for name in differing(expected, one)])))
         if wrong:
             shown = ", ".join(wrong[:6]) + (", ..." if len(wrong) > 6 else "")

@@ -40,7 +40,7 @@ class WeightSource(Protocol):
 class SyncPlan:
     """Which tensors a sync sends, from the names and the frozen parts of a policy that has not been sharded yet."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, digests: bool = True) -> None:
         self._prefix = "base_model.model." if policy.has_adapter else ""
         self._scales = self._adapters(policy.model)
         named = dict(policy.model.named_parameters())
@@ -52,7 +52,9 @@ class SyncPlan:
             self._changed.add(block_of(_HEAD))
         self.expected = {self._public(n) for n in named if ".lora_" not in n} | ({_HEAD} if self._tied else set())
         self.held: dict[str, int] = {}
-        """Digests of all weights as they were at the end of the last `weights`, in the type that the forward computes in."""
+        """With `digests`: those of all weights as they were at the end of the last `weights`, in the type of the forward."""
+        self._digests = digests
+        self._frozen: dict[str, torch.Tensor] = {}  # digests of tensors that training never changes
         self.dtype = policy.autocast_dtype or torch.float32
         self.vision_changes = any(name.startswith("model.visual.") for name in self._changed)
 
@@ -72,7 +74,8 @@ class SyncPlan:
         return name.removeprefix(self._prefix).replace(".base_layer.", ".")
 
     def weights(self, source: WeightSource, *, everything: bool) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of all weights, or of the blocks that training changes. Collective; every process must go to the end.
+        """(name, tensor) of all weights, or of the blocks that training changes, in the type that the forward computes in.
+        Collective; every process must go to the end.
 
         A tensor may be held beyond the next one. Raises ConfigError when the engine names other weights than the policy had.
         """
@@ -80,19 +83,28 @@ class SyncPlan:
         digest = WeightDigest(self.dtype)
         for name, tensor in self._merged(source):
             seen.add(name)
-            number = digest.of(tensor)
+            number = self._number(digest, name, tensor)
             digest.count(name, number)
             if everything or block_of(name) in self._changed:
-                yield name, tensor
+                yield name, tensor.to(self.dtype)
             if self._tied and name == self._public(self._embedding or ""):
                 seen.add(_HEAD)
                 digest.count(_HEAD, number)
                 if everything or block_of(_HEAD) in self._changed:
-                    yield _HEAD, tensor
+                    yield _HEAD, tensor.to(self.dtype)
         if seen != self.expected:
             missing, extra = sorted(self.expected - seen)[:4], sorted(seen - self.expected)[:4]
             raise ConfigError(f"the training engine names other weights than the policy has: missing {missing}, unknown {extra}")
         self.held = digest.result()
+
+    def _number(self, digest: WeightDigest, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not self._digests:
+            return torch.zeros((), dtype=torch.int64)
+        if block_of(name) in self._changed:
+            return digest.of(tensor)
+        if name not in self._frozen:
+            self._frozen[name] = digest.of(tensor)
+        return self._frozen[name]
 
     def _merged(self, source: WeightSource) -> Iterator[tuple[str, torch.Tensor]]:
         held: dict[str, dict[str, torch.Tensor]] = {}

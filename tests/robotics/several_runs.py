@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node 2 -m tests.robotics.several_runs PLAN.json
 
-A plan is a list of {"overrides": [...], "model": path, "broken": rank or null, "continues": [run folder, step] or null}: in a
-process `broken` the policy's weights are NaN; with `continues` a copy of another run goes on after that step.
+A plan is a list of {"overrides": [...], "model": path} with, where it matters, "broken": rank, in whose process the policy's weights
+are NaN; "full": rank, where whoever hears of a step fails; "continues": [run folder, step], a copy of which goes on after that step.
 Each process writes what became of its runs to PLAN.json.RANK: for each "ok", or its error.
 """
 from __future__ import annotations
@@ -13,10 +13,11 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mmrl.errors import MMRLError
+from mmrl.errors import DataError, MMRLError
 from robotics.trainer import EmbodiedTrainer
 from tests.engines.deepspeed_worker import forget_plugin
 from tests.robot_kit import config_of
@@ -30,6 +31,12 @@ def copy_up_to(run: Path, step: int, copy: Path) -> None:
             shutil.rmtree(folder)
 
 
+def disk_full(kind: str, payload: Any) -> None:
+    """A listener that cannot write down a step."""
+    if kind == "step":
+        raise DataError("the disk is full")
+
+
 def main(plan: Path) -> None:
     rank, said = int(os.environ["RANK"]), []
     for run in json.loads(plan.read_text(encoding="utf-8")):
@@ -40,7 +47,7 @@ def main(plan: Path) -> None:
                 if rank == 0:
                     copy_up_to(Path(continues[0]), continues[1], Path(config.dir) / config.name)
                 torch.distributed.barrier()
-            trainer = EmbodiedTrainer(config, resume=bool(continues))
+            trainer = EmbodiedTrainer(config, resume=bool(continues), on_event=disk_full if run.get("full") == rank else None)
             if run.get("broken") == rank:
                 with torch.no_grad():
                     for _, parameter in trainer.policy.trainable():

@@ -106,10 +106,12 @@ def two(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, d
             "dead_eval": (*faulty(**dead, states=[1]), "env.respawns=0", "eval_states=2"),
             "broken": ("schedule.kind=pipelined",),
             "again": ("name=serial",),
+            "full_fsdp2": ("train.save_every=1", *FSDP2),
             "dead_fsdp2": (*faulty(**dead, states=[2, 3]), "env.respawns=0", *FSDP2),
             **sharded}
     plan = folder / "plan.json"
-    plan.write_text(json.dumps([{"model": str(policy), "broken": 1 if name == "broken" else None, "continues": continued.get(name),
+    plan.write_text(json.dumps([{"model": str(policy), "broken": 1 if name == "broken" else None,
+                                 "full": 0 if name == "full_fsdp2" else None, "continues": continued.get(name),
                                  "overrides": settings(folder, name, overrides)} for name, overrides in runs.items()]))
     status, out = launch("tests.robotics.several_runs", str(plan))
     assert status == 0, out
@@ -229,6 +231,10 @@ def test_weights_that_are_broken_in_one_process_raise_the_alarm_of_the_run(two: 
     first, second = said["broken"]
     assert second.startswith("NonFiniteError: ") and first.startswith("NonFiniteError: process 1 of 2 stopped: expected finite")
     assert [(a["step"], a["name"]) for a in read_jsonl(folder / "broken" / "alarms.jsonl")] == [(1, "non_finite")]
+
+
+def test_an_error_between_two_steps_ends_both_before_sharded_weights_are_gathered(two: tuple[Path, dict[str, list[str]]]) -> None:
+    assert two[1]["full_fsdp2"] == ["DataError: the disk is full", "DataError: process 0 of 2 stopped: the disk is full"]
 
 
 def test_what_only_the_main_process_checks_ends_both(two: tuple[Path, dict[str, list[str]]]) -> None:

@@ -8,8 +8,6 @@ import pickle
 import resource
 import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from mmrl.errors import CacheError, ConfigError, MMRLError
+from tests.engine_kit import file_size_limit
 from tests.video.store_kit import KEY, OTHER, at_rest, builder, numbers, path_of
 from video import tensor_file
 from video.store import TensorStore, content_digest, make_key
@@ -214,19 +213,8 @@ def test_a_source_edited_during_the_build_is_noticed(store: TensorStore, tmp_pat
     assert store.get_or_build(make_key(content=content_digest(clip)), builder(), sources={str(clip): content_digest(clip)}).cached
 
 
-@contextmanager
-def largest_file(nbytes: int) -> Iterator[None]:
-    """Like a full disk: writing beyond fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_costs_the_cache_not_the_training(store: TensorStore, caplog: pytest.LogCaptureFixture) -> None:
-    with largest_file(1 << 16):
+    with file_size_limit(1 << 16):
         with pytest.raises(CacheError, match=r"expected room for 1,000,\d+ bytes in .*free space, set limit_bytes"):
             store.put(KEY, numbers(10**6))
         for key in (KEY, OTHER):
