@@ -82,16 +82,14 @@ class SyncPlan:
         seen: set[str] = set()
         digest = WeightDigest(self.dtype)
         for name, tensor in self._merged(source):
-            seen.add(name)
+            names = [name, _HEAD] if self._tied and name == self._public(self._embedding or "") else [name]
+            seen.update(names)
             number = self._number(digest, name, tensor)
-            digest.count(name, number)
-            if everything or block_of(name) in self._changed:
-                yield name, tensor.to(self.dtype)
-            if self._tied and name == self._public(self._embedding or ""):
-                seen.add(_HEAD)
-                digest.count(_HEAD, number)
-                if everything or block_of(_HEAD) in self._changed:
-                    yield _HEAD, tensor.to(self.dtype)
+            for each in names:
+                digest.count(each, number)
+            if wanted := [each for each in names if everything or block_of(each) in self._changed]:
+                sent = tensor.to(self.dtype)  # one object under both names
+                yield from ((each, sent) for each in wanted)
         if seen != self.expected:
             missing, extra = sorted(self.expected - seen)[:4], sorted(seen - self.expected)[:4]
             raise ConfigError(f"the training engine names other weights than the policy has: missing {missing}, unknown {extra}")

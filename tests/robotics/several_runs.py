@@ -2,8 +2,9 @@
 
     torchrun --nproc_per_node 2 -m tests.robotics.several_runs PLAN.json
 
-A plan is a list of {"overrides": [...], "model": path} with, where it matters, "broken": rank, in whose process the policy's weights
-are NaN; "full": rank, where whoever hears of a step fails; "continues": [run folder, step], a copy of which goes on after that step.
+A plan is a list of {"overrides": [...], "model": path} with, where it matters, "broken": rank, in whose process the policy's
+weights are NaN; "full": rank, where whoever hears of a step fails; "continues": [run folder, step], a copy of which goes on after
+that step.
 Each process writes what became of its runs to PLAN.json.RANK: for each "ok", or its error.
 """
 from __future__ import annotations
