@@ -76,7 +76,7 @@ def test_a_second_launch_is_refused_by_host_and_pid_until_the_first_lets_go(tmp_
         first.communicate("go\n", timeout=60)
         lock = RunLock(run)
         lock.acquire()
-        with pytest.raises(ConfigError, match="this very process trains there"):
+        with pytest.raises(ConfigError, match="this very process uses it"):
             RunLock(run).acquire()
         del lock
         other = holder(run)

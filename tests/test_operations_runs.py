@@ -87,7 +87,7 @@ def test_an_asynchronous_run_ends_and_goes_on(tmp_path: Path) -> None:
     def told(kind: str, payload: Any) -> None:
         asked(kind, payload)
         if kind == "start":
-            with pytest.raises(ConfigError, match=r"cut to be free, found that this very process trains there"):
+            with pytest.raises(ConfigError, match=r"cut to be free, found that this very process uses it"):
                 idle.fit()
 
     with pytest.raises(Interrupted):
@@ -143,7 +143,7 @@ def test_a_scraped_command_with_workers_ends_by_a_signal_to_its_group_and_goes_o
         assert found["mmrl_steps_total/"] >= 1 and found["mmrl_up/"] == 1 and found["mmrl_total_steps/"] == 12
         assert found["mmrl_step/step"] == found["mmrl_steps_total/"]
         assert 0 <= found["mmrl_train_reward_mean/train/reward/mean"] <= 1
-        with pytest.raises(ConfigError, match=rf"process {process.pid} on {os.uname().nodename}, started .* trains there"):
+        with pytest.raises(ConfigError, match=rf"process {process.pid} on {os.uname().nodename}, started .* uses it"):
             Trainer(load_config(cut), resume="auto")
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
