@@ -24,16 +24,17 @@ from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_tr
 from mmrl.engines.lockstep import agree, idle_item
 from mmrl.errors import DataError, MediaError
 from mmrl.optim import build_optimizer
-from mmrl.policy.pack import Batch, PackItem, micro_batches, pack
+from mmrl.policy.pack import PackItem, micro_batches, pack
 from mmrl.policy.policy import Policy
 from mmrl.prefetch import prefetching
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample
 from mmrl.world import World
 
-__all__ = ["context_for", "gold_ids", "run_sft", "supervised"]
+__all__ = ["context_for", "gold_ids", "run_sft", "supervised", "supervised_step"]
 
 C = TypeVar("C", bound=RunConfig)
+Part = TypeVar("Part")
 
 _MAX_FAILURE_SHARE = 0.2  # of a step's samples
 
@@ -144,24 +145,38 @@ def _check_failures(failed: Sequence[Mapping[str, Any]], drawn: int) -> None:
 def _update(policy: Policy, engine: TrainEngine, items: Sequence[PackItem], config: RunConfig, step: int,
             world: World) -> dict[str, float]:
     """One optimizer step; its loss per token, gradient norm and number of tokens, of all processes."""
+    def terms(indices: Sequence[int]) -> tuple[torch.Tensor, list[float]]:
+        batch = pack([items[i] for i in indices] or [idle_item(policy.eos_ids[0])])
+        (logp_N,) = engine.run(lambda: (policy.logp(batch).logp_N,))
+        return (-logp_N.sum(), [-float(logp_N.detach().sum())]) if indices else (logp_N.sum() * 0.0, [0.0])
+
     plan = list(micro_batches(items, config.train.token_budget))
-    count, tokens = agree(world, len(plan), sum(len(item.completions[0]) for item in items))
-    if engine.lockstep:
-        plan += [[]] * (count - len(plan))
-    engine.begin(tokens)
-    loss = 0.0
+    tokens = sum(len(item.completions[0]) for item in items)
+    (loss,), count, norm = supervised_step(
+        engine, world, plan, [], terms, 1, tokens, (step - 1, config.train.steps),
+        lambda norm: f"step {step}: the gradient norm is {norm}; lower optim.lr (now {config.optim.lr})")
+    return {"loss": loss / count, "grad_norm": norm, "tokens": count}
+
+
+def supervised_step(engine: TrainEngine, world: World, plan: Sequence[Part], idle: Part,
+                    terms: Callable[[Part], tuple[torch.Tensor, list[float]]], numbers: int, tokens: float, update: tuple[int, int],
+                    failure: Callable[[float], str]) -> tuple[list[float], int, float]:
+    """One optimizer step of all processes, each of which has a `plan` of micro-batches with so many `tokens` in the loss.
+
+    `terms(part)`: the summed loss of a micro-batch and `numbers` sums to report; `idle` is run where another process has more of
+    them and must add nothing to either. `update`: number of the optimizer step (from 0) and of how many. Returns the sums, the
+    tokens and the gradient norm, of all processes. Collective; raises NonFiniteError with the text of `failure(norm)`.
+    """
+    count, total = agree(world, len(plan), float(tokens))
+    parts = [*plan, *[idle] * (count - len(plan))] if engine.lockstep else plan
+    engine.begin(total)
+    sums = [0.0] * numbers
     # where lockstep, the others are about to run collectives of the engine's own
     with nullcontext() if engine.lockstep else world.telling():
-        for number, indices in enumerate(plan, 1):
-            logp_N = _logp(policy, engine, pack([items[i] for i in indices] or [idle_item(policy.eos_ids[0])]))
-            engine.backward(-logp_N.sum() if indices else logp_N.sum() * 0.0, last=number == len(plan))
-            loss -= float(logp_N.detach().sum()) if indices else 0.0
-    (loss,) = world.sum([loss])  # also where the error of another process is heard of, before gradients are reduced
-    norm, _ = engine.step(tokens, step - 1, config.train.steps,
-                          lambda norm: f"step {step}: the gradient norm is {norm}; lower optim.lr (now {config.optim.lr})")
-    return {"loss": loss / tokens, "grad_norm": norm, "tokens": int(tokens)}
-
-
-def _logp(policy: Policy, engine: TrainEngine, batch: Batch) -> torch.Tensor:
-    (logp_N,) = engine.run(lambda: (policy.logp(batch).logp_N,))
-    return logp_N
+        for number, part in enumerate(parts, 1):
+            loss, found = terms(part)
+            engine.backward(loss, last=number == len(parts))
+            sums = [a + b for a, b in zip(sums, found, strict=True)]
+    sums = world.sum(sums)  # also where the error of another process is heard of, before gradients are reduced
+    norm, _ = engine.step(total, *update, failure)
+    return sums, int(total), norm

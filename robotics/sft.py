@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +19,11 @@ import numpy as np
 import torch
 
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
-from mmrl.engines.lockstep import agree
 from mmrl.errors import ConfigError
 from mmrl.optim import build_optimizer
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import within_budget
-from mmrl.sft import supervised
+from mmrl.sft import supervised, supervised_step
 from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.contract import Observation
@@ -126,27 +124,21 @@ def _encoded(vla: VLAPolicy, demos: DemoSteps, numbers: Sequence[int]) -> list[_
 def _update(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example], config: EmbodiedConfig, step: int,
             world: World) -> dict[str, float]:
     """One optimizer step on this process's examples; its metrics, of all processes."""
+    def terms(part: Sequence[_Example]) -> tuple[torch.Tensor, list[float]]:
+        logp_N, values_DV = _evaluated(vla, engine, part)
+        logp_N = logp_N[torch.tensor(np.concatenate([e.mask_N for e in part]), device=vla.device)]
+        unused = values_DV.sum() * 0.0 if engine.lockstep else 0.0  # sharded, a critic takes part
+        return (-logp_N.sum() + unused,
+                [-float(logp_N.detach().sum()), float((logp_N.detach() > np.log(0.5)).sum())])
+
     plan = [[examples[i] for i in part] for part in within_budget(
         [e.prompt.length + vla.tokens_per_decision for e in examples], config.train.token_budget)]
-    count, tokens = agree(world, len(plan), float(sum(e.mask_N.sum() for e in examples)))
-    if engine.lockstep:
-        bins = vla.tokens_per_decision
-        plan += [[_Example(vla.idle_prompt(), [0] * bins, np.zeros(bins, bool))]] * (count - len(plan))
-    engine.begin(tokens)
-    loss, right = 0.0, 0.0
-    # where lockstep, the others are about to run collectives of the engine's own
-    with nullcontext() if engine.lockstep else world.telling():
-        for number, part in enumerate(plan, 1):
-            logp_N, values_DV = _evaluated(vla, engine, part)
-            logp_N = logp_N[torch.tensor(np.concatenate([e.mask_N for e in part]), device=vla.device)]
-            unused = values_DV.sum() * 0.0 if engine.lockstep else 0.0  # sharded, a critic takes part
-            engine.backward(-logp_N.sum() + unused, last=number == len(plan))
-            loss -= float(logp_N.detach().sum())
-            right += float((logp_N.detach() > np.log(0.5)).sum())
-    loss, right = world.sum([loss, right])  # also where the error of another process is heard of, before gradients are reduced
+    bins = vla.tokens_per_decision
+    idle = [_Example(vla.idle_prompt(), [0] * bins, np.zeros(bins, bool))]
     failure = f"step {step}: the gradient norm is {{}}; lower demos.optim.lr (now {config.optim.lr})"
-    norm, _ = engine.step(tokens, step - 1, config.demos.steps, failure.format)
-    return {"loss": loss / tokens, "sure": right / tokens, "grad_norm": norm, "tokens": int(tokens)}
+    (loss, right), tokens, norm = supervised_step(
+        engine, world, plan, idle, terms, 2, sum(e.mask_N.sum() for e in examples), (step - 1, config.demos.steps), failure.format)
+    return {"loss": loss / tokens, "sure": right / tokens, "grad_norm": norm, "tokens": tokens}
 
 
 def _evaluated(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example]) -> tuple[torch.Tensor, ...]:
