@@ -20,7 +20,7 @@ from mmrl.errors import ConfigError
 
 __all__ = [
     "AlarmConfig", "AlgorithmConfig", "ContrastConfig", "CurriculumStage", "DataConfig", "DataSource", "EMAConfig",
-    "EngineConfig", "EvalConfig",
+    "EngineConfig", "EvalConfig", "FilterConfig",
     "KLConfig", "LoraSettings", "ModelConfig", "OfflineConfig", "OptimConfig", "PassRateConfig", "RewardConfig", "RolloutConfig",
     "RunConfig", "ScheduleConfig", "SelectionConfig", "TrainConfig", "effective_threads", "load_config", "load_config_as", "merge",
     "parse_overrides",
@@ -114,6 +114,23 @@ class ContrastConfig(_Section):
         return self
 
 
+class FilterConfig(_Section):
+    """By what dynamic sampling tells groups that teach from those that do not (mmrl/group_rewards.py, group_outcome). Values of
+    the key must differ inside the group, and their mean must lie between the bounds. Neither the overlong penalty nor the
+    contrast bonus counts: a group that differs in length alone teaches nothing of its task."""
+
+    key: str = "accuracy"  # a reward part, or reward: the whole. accuracy: the whole where a task has no such part (DAPO; verl
+    # ^ filter_groups.metric acc; EasyR1 filter_key). Equally right answers of different form have signal under reward alone
+    low: float | None = None  # bounds of the group's mean, both exclusive (EasyR1 filter_low 0.01, filter_high 0.99); null: none
+    high: float | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> FilterConfig:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"filter.low ({self.low:g}) must lie below filter.high ({self.high:g}): both are exclusive")
+        return self
+
+
 class AlgorithmConfig(_Section):
     """GRPO and its published variants; formulas in mmrl/algorithms."""
 
@@ -136,7 +153,8 @@ class AlgorithmConfig(_Section):
     kl: KLConfig = KLConfig()
     epochs: int = Field(1, ge=1)  # passes over each step's groups
     minibatches: int = Field(1, ge=1)  # optimizer steps per pass
-    dynamic_sampling: bool = True  # replace groups whose rewards are all equal
+    dynamic_sampling: bool = True  # replace groups without signal (DAPO); false: train on all, whatever their rewards
+    filter: FilterConfig = FilterConfig()  # what has signal
     max_rounds: int = Field(3, ge=1)  # prompts tried per place in a step (1: no replacement)
     carry_share: float = Field(0.25, ge=0, le=1)  # share of a step given to prompts that had no signal earlier
     overlong: Literal["none", "mask", "soft"] = "none"  # completions cut by the length limit
@@ -255,6 +273,9 @@ class RunConfig(_Section):
         if self.data.selection.kind != "none" and not a.dynamic_sampling:
             raise ValueError(f"data.selection {self.data.selection.kind} replaces groups: it needs algorithm.dynamic_sampling "
                              "true (max_rounds: 1 only filters)")
+        if (a.filter.low is not None or a.filter.high is not None) and not a.dynamic_sampling:
+            raise ValueError("algorithm.filter.low and high choose groups: they need algorithm.dynamic_sampling true (with max_rounds: "
+                             "1 groups are left out and not replaced)")
 
     def _check_offline(self) -> None:
         a, o = self.algorithm, self.algorithm.offline

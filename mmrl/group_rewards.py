@@ -8,6 +8,7 @@ Pure functions of a group and the configuration: every process, and a resumed ru
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,14 +16,15 @@ import numpy as np
 
 from mmrl.algorithms import ContrastSettings, OverlongSettings, bonuses, has_signal, overlong_penalty
 from mmrl.config import DataSource, RunConfig
+from mmrl.errors import ConfigError, did_you_mean
 from mmrl.offline import on_policy
 from mmrl.scoring import is_reward_failure
 from mmrl.task import Task
 from mmrl.types import Group, ImageSize, Score, Trajectory, VideoSize
 
 __all__ = [
-    "GroupOutcome", "accuracies", "contrast_bonuses", "contrast_settings", "group_outcome", "is_usable", "score_of",
-    "score_origin", "training_parts", "training_rewards", "usable",
+    "GroupOutcome", "accuracies", "check_filter_key", "contrast_bonuses", "contrast_settings", "group_outcome", "is_usable",
+    "score_of", "score_origin", "training_parts", "training_rewards", "usable",
 ]
 
 T = TypeVar("T")
@@ -53,8 +55,14 @@ def contrast_settings(config: RunConfig) -> ContrastSettings:
 
 
 def accuracies(trajectories: Sequence[Trajectory]) -> list[float]:
-    """Accuracy part of each usable trajectory's reward (its value where the task has no such part)."""
-    return [score_of(t).parts.get("accuracy", score_of(t).value) for t in trajectories if is_usable(t)]
+    """Accuracy part of each usable trajectory's reward (its value where none of them has such a part)."""
+    scores = [score_of(t) for t in trajectories if is_usable(t)]
+    return _part(scores, "accuracy") or [s.value for s in scores]
+
+
+def _part(scores: Sequence[Score], name: str) -> list[float] | None:
+    """One reward part of each completion of a group, 0 for a failure without it; None where none of them has it."""
+    return [s.parts.get(name, 0.0) for s in scores] if any(name in s.parts for s in scores) else None
 
 
 def contrast_bonuses(group: Group, config: RunConfig) -> list[float]:
@@ -70,15 +78,10 @@ def contrast_bonuses(group: Group, config: RunConfig) -> list[float]:
     return [0.0 if t.offline or not is_usable(t) else next(own) for t in group.trajectories]
 
 
-def training_rewards(group: Group, config: RunConfig, *, bonus: bool = True) -> list[float]:
-    """The rewards advantages are made of: score, contrast bonus, soft overlong penalty; permuted in the control experiment.
-
-    Without `bonus`: the task's own rewards, by which prompts are judged (has it signal? is it solved?).
-    """
+def training_rewards(group: Group, config: RunConfig) -> list[float]:
+    """The rewards advantages are made of: score, contrast bonus, soft overlong penalty; permuted in the control experiment."""
     a = config.algorithm
-    rewards = list(group.rewards_G)
-    if bonus:
-        rewards = [r + b for r, b in zip(rewards, contrast_bonuses(group, config), strict=True)]
+    rewards = [r + b for r, b in zip(group.rewards_G, contrast_bonuses(group, config), strict=True)]
     if a.overlong == "soft":
         rewards = [r + a.overlong_weight * p for r, p in zip(rewards, _overlong_penalties(group, config), strict=True)]
     return _shuffled(rewards, group, config)
@@ -121,25 +124,69 @@ def usable(group: Group) -> list[bool]:
 
 
 class GroupOutcome(NamedTuple):
-    """What every process needs to know of a closed group to decide whether it is trained on."""
+    """What every process needs to know of a closed group to decide whether it is trained on. Neither the length penalty nor the
+    contrast bonus is in it: a prompt is judged by what its task says of the answers."""
 
     key: tuple[int, int, int]
-    rewards: list[float] | None  # usable training rewards; None when it failed or has fewer than two of them
+    rewards: list[float] | None  # the task's own, of usable completions; None when the group failed or has fewer than two
     low: float = 0.0  # range of its task's rewards
     high: float = 1.0
-    signal: bool | None = None  # None: the rewards themselves tell
+    judged: list[float] | None = None  # values of algorithm.filter.key, in the order of `rewards`
+    top: float = 1.0  # the largest value they can take
+    signal: bool = False  # whether the group passes algorithm.filter
+
+
+def check_filter_key(config: RunConfig, tasks: Sequence[Task]) -> None:
+    """Raises ConfigError when algorithm.filter.key names a part that a task says it does not have."""
+    for task in tasks:
+        if task.part_names:  # a task of several kinds of questions may not know: _judged asks again
+            _check_key(config.algorithm.filter.key, task.part_names, task.name)
+
+
+def _check_key(key: str, known: Sequence[str], task: str) -> None:
+    if key not in ("reward", "accuracy", *known):
+        raise ConfigError(f"algorithm.filter.key: expected reward (the whole), accuracy, or another reward part of task '{task}' "
+                          f"({', '.join(known)}), found {key!r}.{did_you_mean(key, ['reward', 'accuracy', *known])}")
+
+
+def _judged(scores: Sequence[Score], config: RunConfig, task: Task) -> tuple[list[float], float] | None:
+    """Values of algorithm.filter.key in a group and the largest that they can be; None where the key means the whole reward."""
+    key = config.algorithm.filter.key
+    values = None if key == "reward" else _part(scores, key)
+    if values is not None:
+        return values, task.part_ranges.get(key, (0.0, 1.0))[1]
+    if known := sorted({name for s in scores for name in s.parts}):
+        _check_key(key, known, task.name)
+    return None
 
 
 def group_outcome(group: Group, config: RunConfig, task: Task) -> GroupOutcome:
-    """The outcome of a closed group. With GDPO a group has signal when any weighted reward part differs inside it."""
+    """The outcome of a closed group: has it signal, by algorithm.filter?
+
+    Its values of the key must differ (DAPO, arXiv 2503.14476 eq. 11, where accuracy is 0 or 1; verl: std of
+    filter_groups.metric > 0) and their mean must lie between the bounds, both exclusive (EasyR1: filter_low < mean <
+    filter_high). So answers that are equally right and differ only in their form are not trained on under key accuracy; under
+    key reward they are. Beyond the peers, what is trained on must differ as well: the whole reward, or with GDPO a weighted
+    part of it; else only the length penalty or the contrast bonus would be learned.
+    """
     if group.error is not None:
         return GroupOutcome(group.key, None)
-    good_G, (low, high) = usable(group), task.member(group.sample.task).value_range
+    task, good_G = task.member(group.sample.task), usable(group)
+    low, high = task.value_range
     if sum(good_G) < 2:
         return GroupOutcome(group.key, None, low, high)
-    rewards = [r for r, good in zip(training_rewards(group, config, bonus=False), good_G, strict=True) if good]
-    if config.algorithm.aggregation != "gdpo":
-        return GroupOutcome(group.key, rewards, low, high)
-    parts, weights = ([x for x, good in zip(column, good_G, strict=True) if good] for column in training_parts(group, config))
-    names = {name for table in weights for name, weight in table.items() if weight}
-    return GroupOutcome(group.key, rewards, low, high, any(has_signal([t.get(n, 0.0) for t in parts]) for n in names))
+    scores = [score_of(t) for t, good in zip(group.trajectories, good_G, strict=True) if good]
+    rewards, f = [s.value for s in scores], config.algorithm.filter
+    values, top = _judged(scores, config, task) or (None, high)
+    if config.algorithm.aggregation == "gdpo":
+        names = sorted({name for s in scores for name, weight in s.weights.items() if weight})
+        signal = any(has_signal([s.parts.get(name, 0.0) for s in scores]) for name in names)
+    else:
+        signal = has_signal(rewards)
+    if values is None:
+        values = rewards
+    else:
+        signal = signal and has_signal(values)
+    mean = math.fsum(values) / len(values)
+    within = (f.low is None or f.low < mean) and (f.high is None or mean < f.high)
+    return GroupOutcome(group.key, rewards, low, high, values, top, signal and within)

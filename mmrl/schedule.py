@@ -167,8 +167,8 @@ class SerialSchedule:
         if self.selection is not None and outcome.rewards is not None:
             strength = self.selection.strength(outcome.rewards, outcome.low, outcome.high)
             self.selection.observe(ticket.source, ticket.sample_id, strength)
-            keep = self.selection.keeps(strength)
-        return self.sampler.offer(outcome.key, outcome.rewards, top=outcome.high, keep=keep)
+            keep = keep and self.selection.keeps(strength)
+        return self.sampler.offer(outcome.key, outcome.judged, top=outcome.top, keep=keep)
 
     def _next(self) -> tuple[str, str]:
         sample, _ = self.stream.draw()

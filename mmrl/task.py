@@ -47,6 +47,7 @@ class Task(abc.ABC):
     headline: ClassVar[str] = "reward"
     part_names: tuple[str, ...] = ()
     value_range: tuple[float, float] = (0.0, 1.0)  # of the total reward; wider only where a paper's preset says so
+    part_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})  # of reward parts that leave [0, 1]
     metric_names: ClassVar[tuple[str, ...]] = ()  # metrics every parsed answer has; a failure counts as 0 in each
     in_group: ClassVar[bool] = False  # True: `score_in_group` is asked once all completions of a group have scores
     on_error: str = "raise"  # set by the run before `load`: 'record' keeps broken rows in `rejected` instead of raising

@@ -26,6 +26,7 @@ from mmrl.data import load_sources, prompt_stream, write_rejected, write_skipped
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine, train_engine_name
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError, WeightSyncError
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
+from mmrl.group_rewards import check_filter_key
 from mmrl.identity import check_identity, run_identity
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.operations.beside import holding, operating, stop_if_asked
@@ -96,6 +97,7 @@ class Trainer:
         self.train_sources = load_sources(self.config.data.train, on_error=self.config.data.on_error)
         self.eval_sources = load_sources(self.config.data.eval, on_error=self.config.data.on_error, where="data.eval")
         prompt_stream(self.config, self.train_sources)  # a curriculum that does not fit the data must fail before a model is loaded
+        check_filter_key(self.config, [s.task for s in self.train_sources])
 
     def _load_policy(self) -> Any:
         with self.checkpoints.reading(self.start_step):

@@ -80,6 +80,9 @@ class Rubric:
         spans = [_span(*built) for built in self._built.values()]
         self.value_range = min(0.0, *(low for low, _ in spans)), max(1.0, *(high for _, high in spans))
         """Lowest and highest total over all layers given at construction: (0, 1) unless a paper's rule leaves it."""
+        ranges = {name: [_range(parts[name]) for parts, _ in self._built.values()] for name in self._factories}
+        self.part_ranges = {name: (min(low for low, _ in ends), max(high for _, high in ends)) for name, ends in ranges.items()}
+        """Lowest and highest value of each part over the same layers."""
 
     @property
     def part_names(self) -> tuple[str, ...]:

@@ -104,7 +104,8 @@ class RLConfig(_Section):
     length_norm: Literal["trajectory", "token"] = "trajectory"  # every trajectory weighs the same, or every token does
     # ^ ppo normalises advantages over decisions (or action steps) first, all alike; weighed by 1 / length of their trajectory their
     # mean is then not 0 but leans towards that of short episodes; token keeps it near 0. RLinf does the same
-    filter_low: float = Field(0.0, ge=0, le=1)  # grpo: groups with a mean success outside (low, high) are drawn again
+    filter_low: float = Field(0.0, ge=0, le=1)  # grpo: groups whose mean success is not in [low, high] are drawn again; both
+    # ^ bounds are included (SimpleVLA-RL: 0.1 and 0.9), other than those of algorithm.filter
     filter_high: float = Field(1.0, ge=0, le=1)
     level: Literal["chunk", "action"] = "chunk"  # ppo: one value and advantage per decision, or per executed action step of it
     gamma: float = Field(0.99, gt=0, le=1)  # ppo: per decision; with level action per action step
@@ -134,8 +135,8 @@ class ScheduleConfig(_ScheduleConfig):
         return self
 
 
-_UNUSED = {"algorithm": ("advantage", "aggregate", "importance", "aggregation", "contrast", "difficulty", "offline", "overlong",
-                         "carry_share"),
+_UNUSED = {"algorithm": ("advantage", "aggregate", "importance", "aggregation", "contrast", "difficulty", "filter", "offline",
+                         "overlong", "carry_share"),
            "engine": ("rollout", "vllm"), "rollout": ("top_p", "top_k", "max_new_tokens"),
            "data": ("train", "eval", "selection", "curriculum"),
            "reward": ("shuffle",), "eval": ("views",), "train": ("forward",)}

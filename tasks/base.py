@@ -141,7 +141,7 @@ class AnswerTask(Task):
         self.skipped: Counter[str] = Counter()
         self.rubric = self._build_rubric(settings)
         self.part_names = self.rubric.part_names
-        self.value_range = self.rubric.value_range
+        self.value_range, self.part_ranges = self.rubric.value_range, self.rubric.part_ranges
 
     def _build_rubric(self, settings: Mapping[str, Any]) -> Rubric:
         from rewards.lengths import PARTS

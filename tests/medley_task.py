@@ -31,6 +31,7 @@ class Medley(Album):
         self.in_group = peers  # type: ignore[misc]
         self.bonus, self.skip, self.solved = bonus, skip, solved
         self.value_range = (0.0, 1.0 + bonus)
+        self.part_ranges = dict.fromkeys(self.part_names, self.value_range)
         self.skipped: Mapping[str, int] = MappingProxyType({})
 
     def load(self, path: str) -> Iterable[Sample]:

@@ -149,7 +149,7 @@ def test_gdpo_refuses_missing_parts_and_weights_that_differ() -> None:
 def test_gdpo_sees_signal_where_the_sum_has_none() -> None:
     even = {"accuracy": 0.5, "style": 0.5}
     opposed = group(0, [score({"accuracy": 1.0, "style": 0.0}, even), score({"accuracy": 0.0, "style": 1.0}, even)])
-    assert group_outcome(opposed, settings(), Medley()) == GroupOutcome(opposed.key, [0.5, 0.5])
+    assert group_outcome(opposed, settings(), Medley()) == GroupOutcome(opposed.key, [0.5, 0.5], judged=[1.0, 0.0], signal=False)
     assert group_outcome(opposed, settings("algorithm.aggregation=gdpo"), Medley()).signal is True
     assert group_outcome(opposed, settings(), Medley(bonus=0.5)).high == 1.5
 

@@ -132,10 +132,10 @@ class Ticket:
 class StepReport:
     """Counts of one step: asked == kept + no_signal + failed, in total and in every source.
 
-    all_zero, all_one and weak are parts of no_signal (too hard: none above 0; too easy: all at the upper end of the task's
-    rewards; spread, but below a selection threshold); carried counts the asked ones that came from the
-    carry-over queue; abandoned the samples (not groups) given up after `max_tries` attempts without signal; unfilled the
-    places left empty because attempts or prompts ran out; queue its length afterwards.
+    all_zero, all_one and weak are parts of no_signal, by the values offered (too hard: none above 0; too easy: all at the
+    upper end of what can be earned; spread, but outside the filter's bounds or below a selection threshold); carried counts
+    the asked ones that came from the carry-over queue; abandoned the samples (not groups) given up after `max_tries`
+    attempts without signal; unfilled the places left empty because attempts or prompts ran out; queue its length afterwards.
     """
 
     step: int
@@ -224,8 +224,8 @@ class DynamicSampler:
               keep: bool | None = None) -> Verdict:
         """Close the group of one ticket with its rewards, or with None when its rollout failed.
 
-        `top` is the largest reward of its task. `keep` replaces the test for signal by the caller's own (reward parts that
-        differ although their sums do not; variance-based selection).
+        `rewards_G` may be a part of the rewards by which groups are judged (accuracy); `top` is the largest it can be. `keep`
+        replaces the test for signal by the caller's own (algorithm.filter; variance-based selection).
         """
         spread = rewards_G is not None and has_signal(rewards_G, self.settings.tol)  # first: it raises on NaN
         step, position, attempt = key
