@@ -274,8 +274,8 @@ class RunConfig(_Section):
             raise ValueError(f"data.selection {self.data.selection.kind} replaces groups: it needs algorithm.dynamic_sampling "
                              "true (max_rounds: 1 only filters)")
         if (a.filter.low is not None or a.filter.high is not None) and not a.dynamic_sampling:
-            raise ValueError("algorithm.filter.low and high choose groups: they need algorithm.dynamic_sampling true (with max_rounds: "
-                             "1 groups are left out and not replaced)")
+            raise ValueError("algorithm.filter.low and high choose groups: they need algorithm.dynamic_sampling true (with "
+                             "max_rounds: 1 groups are left out and not replaced)")
 
     def _check_offline(self) -> None:
         a, o = self.algorithm, self.algorithm.offline
