@@ -1,6 +1,7 @@
 """Reads a configuration: YAML, dotted overrides, and errors that name every problem. Part of mmrl.config."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,13 +60,44 @@ def merge(base: Any, extra: Any) -> Any:
     return extra
 
 
-def _fix_floats(node: Any) -> Any:
-    """PyYAML reads `1e-4` as text (YAML 1.1): turn such text into numbers, leave all other text."""
+_MOST_BYTES, _MOST_VALUES, _DEEPEST = 4 << 20, 200_000, 64  # of a configuration: beyond these it is none
+
+
+def _fix_floats(node: Any, count: list[int], depth: int = 0) -> Any:
+    """PyYAML reads `1e-4` as text (YAML 1.1): turn such text into numbers, leave all other text.
+
+    Aliases are spelt out here, so that a few lines of them could stand for more values than memory holds, or for
+    themselves: `count` [values so far] and `depth` are bounded. Raises ValueError.
+    """
+    count[0] += 1
+    if count[0] > _MOST_VALUES or depth > _DEEPEST:
+        raise ValueError(f"expected at most {_MOST_VALUES:,} values, nested at most {_DEEPEST} deep, found more (aliases count "
+                         "as what they stand for)")
     if isinstance(node, dict):
-        return {k: _fix_floats(v) for k, v in node.items()}
+        return {k: _fix_floats(v, count, depth + 1) for k, v in node.items()}
     if isinstance(node, list):
-        return [_fix_floats(v) for v in node]
+        return [_fix_floats(v, count, depth + 1) for v in node]
     return _number_or_text(node) if isinstance(node, str) else node
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{path}: expected a configuration of at most {_MOST_BYTES >> 20} MiB, found "
+                              f"{path.stat().st_size >> 20} MiB; give the YAML file of a run")
+        tree = _fix_floats(yaml.safe_load(path.read_text(encoding="utf-8")) or {}, [0])
+    except OSError as error:
+        raise ConfigError(f"expected a configuration file, found '{path}': {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected a YAML file in UTF-8, found other bytes: {error}") from error
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: dates and integers that Python refuses
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
+    return tree
 
 
 def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
@@ -94,21 +126,12 @@ def _explain(error: ValidationError, origin: str, kind: type[BaseModel]) -> str:
     return f"{origin}: {len(lines)} problem(s) in the configuration\n" + "\n".join(lines)
 
 
-def load_config_as(kind: type[C], path: str | Path | None = None, overrides: list[str] | None = None) -> C:
-    """`mmrl.config.load_config` for a configuration of `kind`. Raises ConfigError listing every problem."""
-    tree: Any = {}
-    if path is not None:
-        try:
-            tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-        except OSError as error:
-            raise ConfigError(f"expected a configuration file, found '{path}': {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: expected a YAML file in UTF-8, found other bytes: {error}") from error
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path}: not valid YAML: {error}") from error
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{path}: expected a mapping of sections, found {type(tree).__name__}")
-    tree = merge(_fix_floats(tree), parse_overrides(overrides or []))
+def load_config_as(kind: type[C], path: str | Path | None = None, overrides: list[str] | None = None, *,
+                   keep: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> C:
+    """`mmrl.config.load_config` for a configuration of `kind`. `keep` takes from the file's tree what may be used of it, before
+    the overrides go over it. Raises ConfigError listing every problem."""
+    tree: Any = {} if path is None else _read_yaml(Path(path))
+    tree = merge(tree if keep is None else keep(tree), parse_overrides(overrides or []))
     try:
         return kind.model_validate(tree)
     except ValidationError as error:

@@ -99,8 +99,8 @@ def load_encoder(model: str | None, folder: Path, config: RunConfig | None = Non
         name, path = "a tiny model built for this check", str(folder / "tiny_vlm")
         build_tiny(TinySpec(), path)
     try:
-        model_config = AutoConfig.from_pretrained(path)
-        processor = AutoProcessor.from_pretrained(path)
+        model_config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         key = "--model" if model or config is None else "model.path"
         raise ConfigError(f"expected {key} to be a folder or hub name of a Qwen-VL model, found '{path}': {error}") from error

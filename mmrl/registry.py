@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from mmrl.errors import ConfigError, RegistryError, did_you_mean
 from mmrl.task import Task
+from mmrl.trust import check_code
 
 __all__ = ["BUILT_IN", "GROUP", "register", "resolve_task", "task_from_spec", "task_names"]
 
@@ -100,6 +101,7 @@ def _from_file(spec: str) -> type[Task]:
     module_name = f"mmrl_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     module = sys.modules.get(module_name)
     if module is None:
+        check_code(spec)
         loader_spec = importlib.util.spec_from_file_location(module_name, path)
         assert loader_spec is not None and loader_spec.loader is not None
         module = importlib.util.module_from_spec(loader_spec)

@@ -20,8 +20,9 @@ from typing import Any
 from mmrl.config import merge
 from mmrl.coords import CoordFrame
 from mmrl.errors import DataError
-from mmrl.registry import task_from_spec
+from mmrl.registry import resolve_task, task_from_spec
 from mmrl.scoring import ScoreJob, Scorer
+from mmrl.trust import no_new_code, params_found
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason, VideoSize
 
 __all__ = ["BrokenLine", "Rescored", "RescoredRow", "rescore", "summary_rows", "write_rescored"]
@@ -149,13 +150,16 @@ def _scores(scorer: Scorer, groups: Collection[Sequence[tuple[_Logged, ScoreJob]
 
 
 def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any] | None = None, *,
-            timeout_s: float = 10.0) -> Rescored:
+            timeout_s: float = 10.0, trust_code: bool = False) -> Rescored:
     """Score every completion of a log again.
 
     Without `task` each line's own task is used with its logged parameters, over which `params` are merged. With `task`
     all lines are scored by that task with `params` alone, unless it is the line's own. A reward that raises, hangs for
     `timeout_s` or dies gives a recorded failure, as in training. Raises DataError when no line can be scored, and
     RegistryError or ConfigError for a task that does not exist or refuses its parameters.
+
+    A log may come from a stranger: its lines name tasks that are built in, installed, or given as `task`, and parameters that
+    are no folders or hosts (mmrl.trust); with `trust_code` they name any.
     """
     logged, broken = _read(Path(path))
     if not logged:
@@ -169,14 +173,18 @@ def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any]
         if entry.was_never_rolled_out:
             continue
         spec = task or entry.spec
-        merged = merge(entry.params if spec == entry.spec else {}, dict(params or {}))
+        logged_params = entry.params if trust_code else params_found(entry.params).kept
+        merged = merge(logged_params if spec == entry.spec else {}, dict(params or {}))
         key = json.dumps([spec, merged], sort_keys=True, default=str)
         if key not in numbers:
             numbers[key] = len(specs)
             specs.append((spec, merged))
         place = (entry.group or f"line {entry.line}", numbers[key])
         groups.setdefault(place, []).append((entry, ScoreJob(numbers[key], entry.sample, entry.row["text"], entry.ctx)))
-    tasks = [task_from_spec(spec, merged) for spec, merged in specs]
+    if task is not None:
+        resolve_task(task)  # the user's own word, before the log has one
+    with no_new_code(str(path), trust_code=trust_code):
+        tasks = [task_from_spec(spec, merged) for spec, merged in specs]
     with Scorer(specs, tasks, workers=1, timeout_s=timeout_s) as scorer:
         new = _scores(scorer, groups.values())
     rows = tuple(RescoredRow(e.line, e.row, e.sample.source, e.old, new.get(e.line, e.old)) for e in logged)

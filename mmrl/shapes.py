@@ -67,7 +67,7 @@ def config_of(path: str) -> Any:
     if name in SHAPES and not Path(path).exists():
         return shape_config(name)
     try:
-        return AutoConfig.from_pretrained(path)
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError("expected model.path to be a folder with a config.json, a hub name that can be reached or lies in the "
                           f"cache, or one of {', '.join(SHAPES)}; found '{path}': {str(error).splitlines()[0]}") from error

@@ -8,15 +8,18 @@ are evaluated.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from mmrl.errors import MMRLError
 from mmrl.evaluate import write_evaluation
 from mmrl.runlog import write_json
+from mmrl.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings
 from mmrl.versions import versions
-from robotics.config import EmbodiedConfig, load_embodied
+from robotics.config import EmbodiedConfig, EnvConfig
 from robotics.evaluate import EvalPlan, evaluate_policy
 from robotics.external import ExternalPolicy
 from robotics.load import load_vla, read_description
@@ -29,12 +32,18 @@ from robotics.vla import VLAPolicy
 
 __all__ = ["base_settings", "run_suites"]
 
+_CHECKPOINT_KEYS: Mapping[str, Any] = {
+    **CHECKPOINT_KEYS, "schedule": ALL, "vla": {"cameras": ALL}, "eval_states": ALL,
+    # the suite is compared with the one that is played, never imported
+    "env": {**{key: ALL for key in EnvConfig.model_fields}, "image_size": at_most(2048), "slots": at_most(256),
+            "workers": at_most(max(2, os.cpu_count() or 1)), "respawns": at_most(1000), "retries": at_most(100)}}
 _FILM = 2  # clips of each outcome, where there are so many
 
 
 def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str], chosen: Mapping[str, RobotSuite] | None = None,
-                  external: ExternalPolicy | None = None) -> EmbodiedConfig:
-    """The settings of the checkpoint's run (its trainer/config.yaml, or `config`) with `overrides`, except for env: it is the
+                  external: ExternalPolicy | None = None, *, trust_code: bool = False,
+                  say: Callable[[str], None] = lambda line: None) -> EmbodiedConfig:
+    """`config`, else what the settings of the checkpoint's run may say (mmrl.trust), with `overrides`, except for env: it is the
     checkpoint's own, for robotics.suites.configure to put the overrides over each of the suites `chosen`.
 
     Raises ConfigError for an override that is wrong, or that is not for an evaluation.
@@ -42,12 +51,9 @@ def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str]
     known = read_description(checkpoint) if external is None else (external.settings, external.codec)
     if known is not None:  # before the rest is read: it would blame the checkpoint's file
         check_overrides(overrides, (chosen or {}).values(), checkpoint, known[0].cameras)
-    trained = Path(checkpoint) / "trainer" / "config.yaml"
-    if config is None and trained.is_file():
-        config = trained
-    settings = [f"model.path={checkpoint}", *overrides]
-    own = load_embodied(config, [o for o in settings if not o.startswith(("env.", "env="))])
-    return load_embodied(config, settings).model_copy(update={"env": own.env})
+    found = partial(checkpoint_settings, EmbodiedConfig, checkpoint, config=config, keys=_CHECKPOINT_KEYS, trust_code=trust_code)
+    own = found([o for o in overrides if not o.startswith(("env.", "env="))])
+    return found(list(overrides), say=say).model_copy(update={"env": own.env})
 
 
 def run_suites(checkpoint: str, chosen: Mapping[str, RobotSuite], base: EmbodiedConfig, *, folder: Path,

@@ -94,7 +94,7 @@ class _Builder:
         else:
             from transformers import AutoProcessor
 
-            processor = AutoProcessor.from_pretrained(settings.model.path)
+            processor = AutoProcessor.from_pretrained(settings.model.path, trust_remote_code=False)
         held = settings.data.model_copy(update={"prompt_cache_gib": 0.0})  # nobody asks twice
         self.visuals = build_visuals(processor, held, open_entries=0)
 

@@ -81,12 +81,12 @@ def _text_names(suites: Path | None) -> list[str]:
 
 def robot_suites_command(checkpoint: str, names: Sequence[str], suites: Path | None, folder: Path, config: Path | None,
                          overrides: Sequence[str], *, samples: int, limit: int | None, protocol: str | None,
-                         external: Any = None) -> None:
+                         external: Any = None, trust_code: bool = False) -> None:
     """Evaluate one VLA checkpoint (or a policy in another process, `external`) on suites of simulated tasks and print one table;
     status 1 when a suite has no number."""
     chosen = robot_book(suites)[0].select(names)
     runs = importlib.import_module("robotics.suite_runs")
-    base = runs.base_settings(checkpoint, config, list(overrides), chosen, external)
+    base = runs.base_settings(checkpoint, config, list(overrides), chosen, external, trust_code=trust_code, say=typer.echo)
     _quiet(base)
     percent = importlib.import_module("robotics.suite_table").percent
     rows = runs.run_suites(checkpoint, chosen, base, folder=folder, protocol=protocol, samples=samples, limit=limit,

@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmrl.cli.embodied import acting_suites, is_vla, list_robot_suites, robot_book, robot_suites_command
-from mmrl.config import DataSource, RunConfig, effective_threads, load_config
+from mmrl.config import DataSource, RunConfig, effective_threads
 from mmrl.errors import ConfigError
+from mmrl.trust import checkpoint_settings, no_new_code
 
 if TYPE_CHECKING:
     from mmrl.data import LoadedSource
@@ -28,13 +29,9 @@ __all__ = ["choose", "eval_command", "list_suites", "print_skipped", "settings_o
 _WIDTH = 120
 
 
-def settings_of(checkpoint: str, config: Path | None, overrides: list[str]) -> RunConfig:
-    """The run's own settings where the checkpoint carries them, else `config`; transformers is told to be quiet."""
-    trained = Path(checkpoint) / "trainer" / "config.yaml"
-    if config is None and trained.exists():
-        config = trained
-        typer.echo(f"settings: {trained}")
-    base = load_config(config, [f"model.path={checkpoint}", *overrides])
+def settings_of(checkpoint: str, config: Path | None, overrides: list[str], trust_code: bool = False) -> RunConfig:
+    """`config`, else what the checkpoint's own settings may say (mmrl.trust); transformers is told to be quiet."""
+    base = checkpoint_settings(RunConfig, checkpoint, overrides, config, trust_code=trust_code, say=typer.echo)
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -95,7 +92,7 @@ def _evaluate(policy: Policy, config: RunConfig, sources: Sequence[LoadedSource]
 
 
 def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None, config: Path | None,
-                 overrides: list[str], samples: int, limit: int | None) -> None:
+                 overrides: list[str], samples: int, limit: int | None, trust_code: bool = False) -> None:
     """Evaluate one checkpoint on data files with one task, by default with the settings it was trained with.
 
     Exits with status 1 when an official scorer failed.
@@ -103,13 +100,16 @@ def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None,
     if is_vla(checkpoint):
         raise ConfigError(f"'{checkpoint}' acts (it has a vla.json): expected --suite with suites of simulated tasks, found --task "
                           "and --data, which ask for answers in text (mmrl eval --list-suites prints the suites)")
-    base = settings_of(checkpoint, config, overrides)
+    base = settings_of(checkpoint, config, overrides, trust_code)
     from mmrl.data import load_sources
     from mmrl.policy.loading import load_policy
     from mmrl.prefetch import prefetching
+    from mmrl.registry import resolve_task
 
-    sources = load_sources([DataSource(task=task, path=str(p), limit=limit, params=_taught(base, task)) for p in data],
-                           on_error=base.data.on_error, where="--data")
+    resolve_task(task)  # the user's own word, before the checkpoint has one
+    with no_new_code(f"the settings of {checkpoint}", trust_code=trust_code or config is not None):
+        sources = load_sources([DataSource(task=task, path=str(p), limit=limit, params=_taught(base, task)) for p in data],
+                               on_error=base.data.on_error, where="--data")
     print_skipped(sources)
     policy = load_policy(base.model, base.data, trainable=False)
     folder = _folder(checkpoint, out)
@@ -197,7 +197,7 @@ def list_suites(suites: Path | None) -> None:
 
 def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root: Path, out: Path | None,
                    config: Path | None, overrides: list[str], samples: int, limit: int | None,
-                   protocol: str | None = None) -> None:
+                   protocol: str | None = None, trust_code: bool = False) -> None:
     """Evaluate one checkpoint on named suites with one load of the model, and print one table.
 
     `protocol` is for suites of simulated tasks, which a VLA checkpoint plays.
@@ -209,21 +209,24 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
 
     if (acting := acting_suites(checkpoint, wanted, suites)) is not None:
         robot_suites_command(checkpoint, acting, suites, _folder(checkpoint, out), config, overrides, samples=samples, limit=limit,
-                             protocol=protocol)
+                             protocol=protocol, trust_code=trust_code)
         return
     if protocol is not None:
         raise ConfigError(f"expected --protocol with suites of simulated tasks only, found --protocol {protocol} with --suite "
                           f"{wanted}; drop it")
     chosen = load_suites(suites).select(wanted)
     check_files(chosen, data_root)
-    base = settings_of(checkpoint, config, overrides)
+    base = settings_of(checkpoint, config, overrides, trust_code)
     from mmrl.data import load_sources
     from mmrl.policy.loading import load_policy
+    from mmrl.registry import task_from_spec
 
     loaded = {}
     for name, suite in chosen.items():  # all data first: a mistake in the last suite must not cost the work of the others
         source = source_of(suite, data_root, limit, _taught(base, suite.task))
-        loaded[name] = load_sources([source], on_error=base.data.on_error, where=f"--data-root (suite {name})")
+        task_from_spec(suite.task, dict(suite.params))  # the suites file is the user's: what it names may be loaded
+        with no_new_code(f"the settings of {checkpoint}", trust_code=trust_code or config is not None):
+            loaded[name] = load_sources([source], on_error=base.data.on_error, where=f"--data-root (suite {name})")
         print_skipped(loaded[name])
     policy = load_policy(base.model, base.data, trainable=False)
     settings = {name: configure(base, suite, overrides) for name, suite in chosen.items()}

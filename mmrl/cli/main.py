@@ -25,6 +25,8 @@ app.add_typer(cache_app, name="cache")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
 ConfigFile = Annotated[Path, typer.Argument(help="configuration file (see configs/)")]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="settings found in the checkpoint or the log may name code, folders "
+                                                              "and hosts: only where they are your own (SECURITY.md)")]
 PresetName = Annotated[str | None, typer.Option("--preset", help="settings that fit a GPU, laid over the file: gpu_24g, gpu_48g, "
                                                                  "gpu_80g, gpu_80g_x8, gpu_80g_x8_zero3, or a file of yours")]
 
@@ -75,7 +77,8 @@ def evaluate(
         out: Annotated[Path | None, typer.Option(help="output folder; default CHECKPOINT/eval or runs/eval")] = None,
         config: Annotated[Path | None, typer.Option(help="take model, rollout and task settings from here")] = None,
         samples: Annotated[int, typer.Option(help="sampled completions or episodes of each for avg@k; 0: greedy only")] = 0,
-        limit: Annotated[int | None, typer.Option(help="first n samples, or states of each simulated task", min=1)] = None) -> None:
+        limit: Annotated[int | None, typer.Option(help="first n samples, or states of each simulated task", min=1)] = None,
+        trust_code: TrustCode = False) -> None:
     """Evaluate a checkpoint on held-out data or on named suites; writes results, predictions and submission files."""
     from mmrl.cli.evaluation import choose, eval_command, suites_command
     from mmrl.cli.evaluation import list_suites as print_suites
@@ -91,9 +94,10 @@ def evaluate(
         policy_command_suites(policy_command, checkpoint, suite, suites, out, config, overrides or [], samples=samples, limit=limit,
                               protocol=protocol)
     elif choose(checkpoint, task, data, suite) == "data":
-        eval_command(checkpoint or "", task or "", data or [], out, config, overrides or [], samples, limit)
+        eval_command(checkpoint or "", task or "", data or [], out, config, overrides or [], samples, limit, trust_code)
     else:
-        suites_command(checkpoint or "", suite or "", suites, data_root, out, config, overrides or [], samples, limit, protocol)
+        suites_command(checkpoint or "", suite or "", suites, data_root, out, config, overrides or [], samples, limit, protocol,
+                       trust_code)
 
 
 @app.command()
@@ -112,12 +116,13 @@ def serve(
                                                                                       "addresses")] = False,
         max_body_mib: Annotated[int, typer.Option(help="largest request, and largest file fetched", min=1)] = 256,
         api_key: Annotated[str | None, typer.Option(envvar="MMRL_API_KEY", help="what clients must send as their key")] = None,
-        grace: Annotated[float, typer.Option(help="seconds that running requests have after SIGTERM", min=0)] = 30.0) -> None:
+        grace: Annotated[float, typer.Option(help="seconds that running requests have after SIGTERM", min=0)] = 30.0,
+        trust_code: TrustCode = False) -> None:
     """Serve a checkpoint behind an OpenAI-compatible endpoint, for lmms-eval, VLMEvalKit and other clients."""
     from mmrl.cli.serving import ServeOptions, serve_command
 
     serve_command(checkpoint, config, overrides or [], ServeOptions(
-        host, port, engine, max_tokens, name, media_root, allow_remote_media, max_body_mib, api_key, grace))
+        host, port, engine, max_tokens, name, media_root, allow_remote_media, max_body_mib, api_key, grace), trust_code)
 
 
 @app.command()
@@ -139,11 +144,12 @@ def rollout_server(
 def score(file: Annotated[Path, typer.Argument(help="rollouts/*.jsonl or predictions.jsonl of a run")],
           task: Annotated[str | None, typer.Option(help="score with this task instead of the logged one")] = None,
           param: Annotated[list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")] = None,
-          out: Annotated[Path | None, typer.Option(help="where to write the new scores (jsonl)")] = None) -> None:
+          out: Annotated[Path | None, typer.Option(help="where to write the new scores (jsonl)")] = None,
+          trust_code: TrustCode = False) -> None:
     """Score logged completions again, offline: what would this reward have said?"""
     from mmrl.cli.offline import score_command
 
-    score_command(file, task, param or [], out)
+    score_command(file, task, param or [], out, trust_code)
 
 
 @app.command()

@@ -95,11 +95,11 @@ def _print_check(result: Conformance, console: Console, out: Path) -> None:
         console.print(f"look at {escape(str(out))}/check_*.png: green is the gold answer, orange the wrong one")
 
 
-def score_command(file: Path, task: str | None, param: list[str], out: Path | None) -> None:
+def score_command(file: Path, task: str | None, param: list[str], out: Path | None, trust_code: bool = False) -> None:
     """Score a log again, print old and new means per source, and write the new rows to `out` when it is given."""
     from mmrl.rescore import rescore, write_rescored
 
-    result = rescore(file, task, parse_overrides(param))
+    result = rescore(file, task, parse_overrides(param), trust_code=trust_code)
     _print_scores(result, Console(width=_WIDTH, highlight=False), file)
     if out is not None:
         write_rescored(result, out)

@@ -34,7 +34,8 @@ def rollout_server_command(config: Path, overrides: list[str], host: str, port: 
     v = settings.engine.vllm
     sock = bind(host, port)
     try:
-        limit = int(AutoConfig.from_pretrained(settings.model.path).get_text_config().max_position_embeddings)
+        model_config = AutoConfig.from_pretrained(settings.model.path, trust_remote_code=False)
+        limit = int(model_config.get_text_config().max_position_embeddings)
     except (OSError, ValueError) as error:
         raise ConfigError(f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{settings.model.path}': "
                           f"{error}") from error

@@ -33,7 +33,8 @@ class ServeOptions:
     grace_s: float = 30.0
 
 
-def serve_command(checkpoint: str, config: Path | None, overrides: list[str], options: ServeOptions) -> None:
+def serve_command(checkpoint: str, config: Path | None, overrides: list[str], options: ServeOptions,
+                  trust_code: bool = False) -> None:
     """Serve a checkpoint with the settings it was trained with until a signal ends it."""
     if is_vla(checkpoint):
         raise ConfigError(f"'{checkpoint}' acts (it has a vla.json): expected a checkpoint that answers in text; simulated suites "
@@ -42,7 +43,7 @@ def serve_command(checkpoint: str, config: Path | None, overrides: list[str], op
         raise ConfigError(f"expected --media-root to be a folder, found {options.media_root}; make it, or leave the option out")
     engine = _chosen(options.engine)
     # the training run's cache belongs to its data: what clients send is kept in memory
-    settings = settings_of(checkpoint, config, ["data.cache.dir=null", "data.workers=0", *overrides])
+    settings = settings_of(checkpoint, config, ["data.cache.dir=null", "data.workers=0", *overrides], trust_code)
     if engine == "vllm":
         from mmrl.serve.vllm import run_vllm
 

@@ -146,7 +146,8 @@ def device_and_precision(config: ModelConfig, device: torch.device | None) -> tu
 def _load_model(path: str, config: ModelConfig, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForImageTextToText
 
-    model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False,
+                                                        use_safetensors=True)
     set_attention(model, config.attn)
     return model
 
@@ -155,7 +156,7 @@ def _model_type(path: str) -> str:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(path).model_type
+        return AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
     except (OSError, ValueError) as error:
         raise ConfigError(f"expected model.path to be a folder or hub name of a Qwen-VL model, found '{path}': "
                           f"{error}") from error
@@ -200,7 +201,7 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
     check_attention(config.attn, device, autocast)
     lora = config.lora is not None and trainable
     model = _load_model(str(weights) if weights is not None and not lora else config.path, config, dtype)
-    processor = AutoProcessor.from_pretrained(config.path)
+    processor = AutoProcessor.from_pretrained(config.path, trust_remote_code=False)
     new_tokens = prepare(model, processor) if prepare is not None else []
     reference = None
     if trainable:

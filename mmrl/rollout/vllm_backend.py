@@ -155,7 +155,7 @@ class VLLMBackend:
     def _register(self) -> None:
         from transformers import AutoConfig
 
-        kind = AutoConfig.from_pretrained(self.settings.model).model_type
+        kind = AutoConfig.from_pretrained(self.settings.model, trust_remote_code=False).model_type
         if kind not in _MODELS:
             raise ConfigError(f"engine.rollout vllm answers for {', '.join(_MODELS)}, found a model of type '{kind}'; use "
                               "engine.rollout: own")

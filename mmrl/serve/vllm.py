@@ -66,8 +66,8 @@ def run_vllm(settings: RunConfig, options: ServeOptions) -> None:
     """Become vLLM's server; does not return. The key goes through the environment, where other users cannot read it."""
     from transformers import AutoConfig, AutoProcessor
 
-    hf_config = AutoConfig.from_pretrained(settings.model.path)
-    processor = AutoProcessor.from_pretrained(settings.model.path)
+    hf_config = AutoConfig.from_pretrained(settings.model.path, trust_remote_code=False)
+    processor = AutoProcessor.from_pretrained(settings.model.path, trust_remote_code=False)
     template_file = Path(tempfile.mkdtemp(prefix="mmrl-vllm-")) / "chat_template.jinja"
     system = template_for(hf_config.model_type, settings.model).system
     template_file.write_text(system_template(processor.chat_template, system), encoding="utf-8")
