@@ -1,8 +1,9 @@
 """Atomic checkpoints: a folder appears complete or not at all; kept are the last k and the best.
 
     RUN/checkpoints/step_000050/   model, tokenizer and processor in Hugging Face format (transformers and vLLM load it)
-                     .../trainer/  optimizer and run state, to resume bit for bit
+                     .../trainer/  optimizer and run state, to resume bit for bit; manifest.json, by which damage is noticed
     RUN/checkpoints/best           link to the best one by eval.best_metric
+    RUN/checkpoints/damaged_*      what a resume found not to be as it was saved, put aside for you to look at
 """
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ import torch
 import yaml
 
 from mmrl.errors import CheckpointError, MMRLError
+from mmrl.finite import check_saved
+from mmrl.manifest import write_manifest
 from mmrl.policy.policy import Policy
 
 __all__ = ["Checkpoints"]
 
 _NAME = re.compile(r"step_(\d{6,})")
+_PROMISE = "manifest"  # in state.json: a manifest belongs to it, so that one that was removed is missed
 
 
 class Checkpoints:
@@ -45,22 +49,28 @@ class Checkpoints:
         return self.folder / f"step_{step:06d}"
 
     def save(self, step: int, policy: Policy, optimizer: dict[str, Any], state: dict[str, Any],
-             settings: dict[str, Any] | None = None) -> Path:
-        """Write the checkpoint of `step`, then remove those no longer kept; `settings` go to trainer/config.yaml.
+             settings: dict[str, Any] | None = None, extra: Mapping[str, str] | None = None) -> Path:
+        """Write the checkpoint of `step`, then remove those no longer kept; `settings` go to trainer/config.yaml, the texts of
+        `extra` to trainer/NAME.
 
         `policy` holds whole weights, `optimizer` is its whole state (TrainEngine.optimizer_state).
 
-        Raises CheckpointError (disk full, no permission) and leaves earlier checkpoints untouched.
+        Raises CheckpointError (disk full, no permission), NonFiniteError (NaN or infinity in weights or optimizer) and leaves
+        earlier checkpoints untouched.
         """
+        check_saved(policy.named_parameters(), optimizer, step, self._kept())
         partial = self.folder / f".partial-step_{step:06d}"
         try:
             shutil.rmtree(partial, ignore_errors=True)
             (partial / "trainer").mkdir(parents=True)
             policy.save(partial)
             torch.save(optimizer, partial / "trainer" / "optimizer.pt")
-            (partial / "trainer" / "state.json").write_text(json.dumps(state), encoding="utf-8")
+            (partial / "trainer" / "state.json").write_text(json.dumps({**state, _PROMISE: True}), encoding="utf-8")
+            for name, text in (extra or {}).items():
+                (partial / "trainer" / name).write_text(text, encoding="utf-8")
             if settings is not None:
                 (partial / "trainer" / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+            write_manifest(partial, step)
             for file in sorted(partial.rglob("*")):
                 _sync(file)
             self._remove(self.path(step))  # a resumed run writes the same step again
@@ -72,7 +82,7 @@ class Checkpoints:
             free = shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0
             raise CheckpointError(
                 f"cannot write the checkpoint of step {step} to {self.folder} ({free / 2**30:.2f} GiB free): {error}. "
-                f"Earlier checkpoints ({', '.join(map(str, self.steps())) or 'none'}) are untouched; free space, then "
+                f"Earlier checkpoints ({self._kept()}) are untouched; free space, then "
                 "continue with --resume") from error
         self._prune()
         return self.path(step)
@@ -93,8 +103,10 @@ class Checkpoints:
         folder = self.path(step) / "trainer"
         try:
             load_optimizer(torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu", mmap=True))
-            return json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        except (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            return {name: value for name, value in state.items() if name != _PROMISE}
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
+                pickle.UnpicklingError) as error:
             raise self.unreadable(step, error) from error
 
     @contextmanager
@@ -115,6 +127,19 @@ class Checkpoints:
         return CheckpointError(f"cannot read the checkpoint {self.path(step)}: {type(error).__name__}: {error}; "
                                "remove that folder and continue with --resume (earlier complete checkpoints: "
                                f"{earlier or 'none'})")
+
+    def set_aside(self, step: int) -> Path:
+        """Take its name from the damaged checkpoint of `step`, so that it counts no more; returns where it is now."""
+        aside = self.folder / f"damaged_{self.path(step).name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(self.path(step), aside)
+        best = self.folder / "best"
+        if best.is_symlink() and os.readlink(best) == self.path(step).name:
+            best.unlink()
+        return aside
+
+    def _kept(self) -> str:
+        return ", ".join(map(str, self.steps())) or "none"
 
     def clean(self) -> None:
         """Remove what a killed process left half-written."""

@@ -98,8 +98,9 @@ class RunFolder:
             raise ConfigError(f"expected {self.path} as it was when this trainer was made, found a run that was started or changed "
                               "since; make a new trainer with overwrite=True to replace that one, or choose another name=")
 
-    def start(self, *, total_steps: int, resumed_at: int | None) -> None:
-        """Write config.yaml and run.json; only now, when model and data have loaded, a replaced run is removed."""
+    def start(self, *, total_steps: int, resumed_at: int | None, damaged: Mapping[int, str] | None = None) -> None:
+        """Write config.yaml and run.json; only now, when model and data have loaded, a replaced run is removed. `damaged`: what was
+        said of checkpoints that could not be resumed from, by step."""
         if self._replace:
             shutil.rmtree(self.path)
             self.path.mkdir(parents=True)
@@ -111,7 +112,8 @@ class RunFolder:
             "versions": versions(), "machine": {"platform": platform.platform(), "cpu": platform.processor() or
                                                 platform.machine(), "cores": os.cpu_count()},
             "model": self.config.model.path, "task": ", ".join(sorted({s.task for s in self.config.data.train})),
-            "total_steps": total_steps, "resumed_at": resumed_at, "status": "running"}
+            "total_steps": total_steps, "resumed_at": resumed_at, "status": "running",
+            **({"damaged_checkpoints": {str(step): words for step, words in damaged.items()}} if damaged else {})}
         write_json(self.path / "run.json", info)
 
     def finish(self, status: str, *, signal: str | None = None) -> None:

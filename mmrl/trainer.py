@@ -30,7 +30,7 @@ from mmrl.group_rewards import check_filter_key
 from mmrl.identity import check_identity, run_identity
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.operations.beside import holding, operating, stop_if_asked
-from mmrl.operations.restart import agree_on_checkpoint, resumes
+from mmrl.operations.restart import find_start, resumes, sound_best
 from mmrl.optim import build_optimizer
 from mmrl.pipeline import GroupSource, IteratorSource, Outcome, Pipeline, PipelineSettings
 from mmrl.policy.loading import load_policy
@@ -77,9 +77,8 @@ class Trainer:
             with self.folder.held(resume=resume, overwrite=overwrite):  # a trainer that never trains keeps nobody out
                 self.checkpoints.clean()
         self.world.barrier()
-        steps = self.checkpoints.steps() if resume else []
-        self.start_step = steps[-1] if steps else 0
-        agree_on_checkpoint(self.start_step, self.checkpoints.folder, self.world)
+        self.start = find_start(self.checkpoints, resume, self.world)
+        self.start_step = self.start.step
         torch.manual_seed(config.seed)
         self._load_data()
         self.policy = self._load_policy()
@@ -185,19 +184,21 @@ class Trainer:
             check_identity({**run_identity(unknown), **state["identity"]}, run_identity(self.config.model_dump(mode="json")))
             self.alarms.load_state_dict(state["alarms"])
             self._load_state(state)
-            self.best, self.best_step = state["best"], state["best_step"]
+            self.best, self.best_step = sound_best(self.checkpoints, self.start, state["best"], state["best_step"], self.world)
         if self.world.is_main:
+            damaged = self.start.put_aside(self.checkpoints)
             if step or not self.overwrite:
                 self.folder.rewind(step if step else -1)
             if self.best_step in self.checkpoints.steps():  # killed between writing a checkpoint and marking it
                 self.checkpoints.mark_best(self.best_step)
-            self.folder.start(total_steps=self.config.train.steps, resumed_at=step or None)
+            self.folder.start(total_steps=self.config.train.steps, resumed_at=step or None, damaged=damaged)
             sources = [*self.train_sources, *self.eval_sources]
             rejected = write_rejected(sources, self.folder.path / "rejected.jsonl")
             skipped = write_skipped(sources, self.folder.path / "skipped.json")
             self.on_event("start", {"step": step, "config": self.config, "rejected": rejected, "skipped": skipped,
-                                    "folder": self.folder.path, "notes": self._started(),
+                                    "folder": self.folder.path, "notes": [*self.start.notes, *self._started()],
                                     "trainable": sum(p.numel() for _, p in self.actor.trainable())})
+            self._raise_alarms([Alarm(step, "checkpoint_damaged", words, "error") for words in damaged.values()])
         self.world.barrier()
 
     def _started(self) -> list[str]:
@@ -392,7 +393,8 @@ class Trainer:
             state = {"step": step, "identity": run_identity(settings), "best": best,
                      "best_step": best_step, "alarms": self.alarms.state_dict(), **self._state()}
             try:
-                path = self.checkpoints.save(step, self.actor, optimizer, state, settings)
+                with self._alarmed(step):
+                    path = self.checkpoints.save(step, self.actor, optimizer, state, settings)
                 if better:
                     self.checkpoints.mark_best(step)
                 self.best, self.best_step = best, best_step

@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from mmrl.errors import CheckpointError, ConfigError
+from mmrl.finite import check_loaded
 from mmrl.policy.loading import load_policy
 from robotics.actions import ActionCodec, ActionStatistics
 from robotics.config import EmbodiedConfig, VLAConfig
@@ -124,6 +125,7 @@ def load_vla(config: EmbodiedConfig, *, space: ActionSpace | None = None, propri
     vla = VLAPolicy(core, codec, settings, head)
     if not (weights is not None and vla.load_value_head(weights)):
         vla.load_value_head(config.model.path)
+    check_loaded(vla.named_parameters(), weights or config.model.path)
     return vla
 
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from mmrl.errors import MMRLError
 from mmrl.evaluate import write_evaluation
+from mmrl.manifest import check_loadable
 from mmrl.runlog import write_json
 from mmrl.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings
 from mmrl.versions import versions
@@ -48,6 +49,8 @@ def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str]
 
     Raises ConfigError for an override that is wrong, or that is not for an evaluation.
     """
+    if external is None:
+        check_loadable(checkpoint)  # before anything of it is read
     known = read_description(checkpoint) if external is None else (external.settings, external.codec)
     if known is not None:  # before the rest is read: it would blame the checkpoint's file
         check_overrides(overrides, (chosen or {}).values(), checkpoint, known[0].cameras)

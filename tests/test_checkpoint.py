@@ -277,12 +277,17 @@ def test_run_whose_checkpoints_disk_is_full(tmp_path: Path, small_disk: Path) ->
 
 
 @pytest.mark.parametrize("file", first_fast(["model.safetensors", "config.json", "trainer/optimizer.pt"]))
-def test_resume_from_a_damaged_checkpoint_names_the_mend_that_works(file: str, tmp_path: Path) -> None:
+def test_resume_from_a_damaged_checkpoint_of_an_older_version_names_the_mend_that_works(file: str, tmp_path: Path) -> None:
+    """One without a manifest: nothing tells what it should be, so nothing is put in its place unasked."""
     settings = small(tmp_path, train={"steps": 2, "save_every": 1})
     trainer = Trainer(settings)
     trainer.fit()
     rows = read_jsonl(trainer.folder.path / "metrics.jsonl")
-    damaged = trainer.checkpoints.path(2) / file
+    folder = trainer.checkpoints.path(2)
+    (folder / "trainer" / "manifest.json").unlink()
+    state = json.loads((folder / "trainer" / "state.json").read_text())
+    (folder / "trainer" / "state.json").write_text(json.dumps({k: v for k, v in state.items() if k != "manifest"}))
+    damaged = folder / file
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"step_000002.*remove that folder.*earlier complete checkpoints: 1"):
         Trainer(settings, resume=True).fit()

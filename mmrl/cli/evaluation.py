@@ -15,6 +15,7 @@ from rich.table import Table
 from mmrl.cli.embodied import acting_suites, is_vla, list_robot_suites, robot_book, robot_suites_command
 from mmrl.config import DataSource, RunConfig, effective_threads
 from mmrl.errors import ConfigError
+from mmrl.manifest import check_loadable
 from mmrl.trust import checkpoint_settings, no_new_code
 
 if TYPE_CHECKING:
@@ -30,7 +31,11 @@ _WIDTH = 120
 
 
 def settings_of(checkpoint: str, config: Path | None, overrides: list[str], trust_code: bool = False) -> RunConfig:
-    """`config`, else what the checkpoint's own settings may say (mmrl.trust); transformers is told to be quiet."""
+    """`config`, else what the checkpoint's own settings may say (mmrl.trust); transformers is told to be quiet.
+
+    Raises CheckpointError for a checkpoint that is not as it was saved.
+    """
+    check_loadable(checkpoint, typer.echo)  # before its settings are read
     base = checkpoint_settings(RunConfig, checkpoint, overrides, config, trust_code=trust_code, say=typer.echo)
     import transformers
 

@@ -23,10 +23,10 @@ def holding(trainer: Any) -> Iterator[None]:
             if trainer.world.is_main:
                 stack.enter_context(trainer.folder.held(resume=trainer.resume, overwrite=trainer.overwrite))
                 newest = max(trainer.checkpoints.steps(), default=0)
-                if trainer.resume and newest != trainer.start_step:
+                if trainer.resume and newest != trainer.start.newest:
                     raise ConfigError(
                         f"expected {trainer.folder.path} as it was when this trainer was made, with its last checkpoint of step "
-                        f"{trainer.start_step}, found one of step {newest}; make a new trainer with resume=True")
+                        f"{trainer.start.newest}, found one of step {newest}; make a new trainer with resume=True")
             trainer.world.barrier()
         yield
 

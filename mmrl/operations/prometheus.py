@@ -25,7 +25,7 @@ __all__ = ["ALARMS", "RunCollector", "metric_name", "metrics_endpoint"]
 
 Listener = Callable[[str, Any], None]
 ALARMS = ("non_finite", "entropy_collapse", "reward_stuck", "logprob_gap", "prompts_failed", "task_failed", "checkpoint_failed",
-          "weight_sync")
+          "checkpoint_damaged", "weight_sync")
 """The names of mmrl.alarms."""
 _LABELS = ("run", "rank")
 

@@ -11,6 +11,8 @@ import torch
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
+from mmrl.finite import check_loaded
+from mmrl.manifest import check_loadable
 from mmrl.policy.attention import check_attention, set_attention
 from mmrl.policy.encode import Encoder, picture_options
 from mmrl.policy.policy import Policy
@@ -192,10 +194,12 @@ def load_policy(config: ModelConfig, data: DataConfig | None = None, *, needs_re
 
     With `needs_reference` and no LoRA a frozen copy of the weights at config.path is kept for the KL term. `weights` is
     a checkpoint folder to continue from: full weights, or the adapter/ folder of a LoRA run. `prepare(model, processor)` may
-    add tokens to a model just read and returns their ids. Raises ConfigError for an unknown architecture, path, part or template.
+    add tokens to a model just read and returns their ids. Raises ConfigError for an unknown architecture, path, part or template,
+    CheckpointError for a checkpoint of mmrl that is not as it was saved, and for weights that are not finite.
     """
     from transformers import AutoProcessor
 
+    check_loadable(config.path)  # `weights` are those of a checkpoint that was compared when it was chosen
     template = template_for(_model_type(config.path), config)
     device, dtype, autocast = device_and_precision(config, device)
     check_attention(config.attn, device, autocast)
@@ -235,5 +239,6 @@ def assemble_policy(model: Any, processor: Any, template: Template, config: Mode
             # vision tower's patches count among them, so that a frozen tower would be differentiated for nothing
             base.disable_input_require_grads()
     model.eval()
+    check_loaded(model.named_parameters(), weights or config.path)
     encoder = build_encoder(processor, base.model.get_rope_index, template, data, config.max_prompt_tokens)
     return Policy(model, processor, template, encoder, device=device, autocast=autocast, reference=reference)
