@@ -69,7 +69,7 @@ class RolloutConfig(_Section):
     batch_tokens: int = Field(65536, ge=1)  # most KV-cache slots (rows x length) held at once
 
 
-ADVANTAGE_SCALES = {"grpo": ("std", "none", "batch", "ema"), "rloo": ("none", "batch"), "opo": ("none", "batch"),
+ADVANTAGE_SCALES = {"grpo": ("std", "none", "batch", "ema", "ema_within"), "rloo": ("none", "batch"), "opo": ("none", "batch"),
                     "pass_k": ("std",)}
 """Which advantage_scale each estimator is defined with."""
 
@@ -82,7 +82,8 @@ class KLConfig(_Section):
 
 
 class EMAConfig(_Section):
-    """EMA-GRPO (OneThinker, arXiv 2512.03043): one running standard deviation per task; used with advantage_scale ema."""
+    """One running standard deviation per task (mmrl/algorithms/ema.py), used with advantage_scale ema (EMA-GRPO as OneThinker's
+    code has it, arXiv 2512.03043) and ema_within (mmrl's own)."""
 
     decay: float = Field(0.99, ge=0, lt=1)
     min_std: float = Field(1e-3, gt=0)
@@ -135,8 +136,9 @@ class AlgorithmConfig(_Section):
     """GRPO and its published variants; formulas in mmrl/algorithms."""
 
     advantage: Literal["grpo", "rloo", "opo", "pass_k"] = "grpo"  # what a reward is compared with; see ADVANTAGE_SCALES
-    advantage_scale: Literal["std", "none", "batch", "ema"] = "std"
-    # ^ none: Dr.GRPO; batch: by the std over the step (REINFORCE++ baseline); ema: by the task's running std (EMA-GRPO)
+    advantage_scale: Literal["std", "none", "batch", "ema", "ema_within"] = "std"
+    # ^ none: Dr.GRPO; batch: by the std over the step (REINFORCE++ baseline); ema: by the running std of all rewards of the task
+    # (OneThinker's EMA-GRPO); ema_within: by the running mean of the std inside the task's groups
     ema: EMAConfig = EMAConfig()
     aggregation: Literal["plain", "gdpo"] = "plain"  # of reward parts; gdpo: each normalised in its group before the sum
     contrast: ContrastConfig = ContrastConfig()

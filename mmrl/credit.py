@@ -84,18 +84,19 @@ def part_weights(weights: Sequence[Mapping[str, float]], sample: str) -> dict[st
 
 
 class Credit:
-    """Advantages of a run's steps; holds the running std per task (EMA-GRPO), its only state."""
+    """Advantages of a run's steps; holds the running std per task (ema, ema_within), its only state."""
 
     def __init__(self, config: RunConfig, world: World, headline_of: Callable[[Sample], str] = lambda sample: "reward") -> None:
         self.config, self.world, self.headline_of = config, world, headline_of
         ema = config.algorithm.ema
-        self.ema = EmaScale(EmaSettings(decay=ema.decay, min_std=ema.min_std, limit=ema.limit))
+        self.ema = EmaScale(EmaSettings(decay=ema.decay, min_std=ema.min_std, limit=ema.limit,
+                                        within=config.algorithm.advantage_scale == "ema_within"))
 
     @property
     def looks_beyond_groups(self) -> bool:
         """Whether advantages depend on the other groups of the step, so that processes must exchange them."""
         a = self.config.algorithm
-        return a.aggregation == "gdpo" or a.advantage_scale in ("batch", "ema") or a.difficulty == "dgrpo"
+        return a.aggregation == "gdpo" or a.advantage_scale in ("batch", "ema", "ema_within") or a.difficulty == "dgrpo"
 
     def assign(self, groups: Sequence[Group]) -> dict[Key, tuple[float, ...]]:
         """One advantage per trajectory of each group of this process; 0 for one whose reward failed.
@@ -130,7 +131,7 @@ class Credit:
         a = self.config.algorithm
         if a.aggregation == "gdpo":
             found = whiten([gdpo_advantages(v.parts, part_weights(v.weights, v.sample)) for v in views])
-        elif a.advantage_scale == "ema":
+        elif a.advantage_scale in ("ema", "ema_within"):
             found = self._by_ema(views)
         elif a.advantage == "grpo" and a.advantage_scale in ("std", "none"):
             found = [group_advantages(v.rewards, a.advantage_scale).tolist() for v in views]
@@ -154,8 +155,8 @@ class Credit:
         return [self.ema.advantages(name(v), v.rewards) for v in views]
 
     def metrics(self) -> dict[str, float]:
-        """'train/ema/TASK/std' and the like for the step's row; none unless the scale is ema."""
-        if self.config.algorithm.advantage_scale != "ema":
+        """'train/ema/TASK/std' and the like for the step's row; none unless the scale is ema or ema_within."""
+        if self.config.algorithm.advantage_scale not in ("ema", "ema_within"):
             return {}
         return {**{f"train/ema/{k}": v for k, v in self.ema.metrics().items()}, "train/ema/fallbacks": self.ema.fallbacks}
 

@@ -16,6 +16,8 @@ _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "re
 
 _BEFORE = {"algorithm.filter.key": "reward"}
 """What held in runs on prompts whose checkpoint is older than the key; null where nothing is said."""
+_RENAMED = {("algorithm.advantage_scale", "ema"): "ema_within"}
+"""What checkpoints as old as that called otherwise."""
 
 
 def run_identity(tree: Any, where: str = "") -> dict[str, Any]:
@@ -31,7 +33,8 @@ def check_identity(old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ConfigError where the identity of a checkpoint is not that of the run that would resume it."""
     if "env.suite" in new:  # episodes have their own filter, and this section at its defaults
         old = {**{k: v for k, v in new.items() if k.startswith("algorithm.filter.")}, **old}
-    old = {**_BEFORE, **old}
+    if _BEFORE.keys() - old.keys():
+        old = {**_BEFORE, **{k: _RENAMED.get((k, str(v)), v) for k, v in old.items()}}
     changed = [f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
     if changed:
         raise ConfigError("cannot resume: it would no longer be the same run. Changed since the checkpoint: "

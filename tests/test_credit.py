@@ -55,6 +55,7 @@ def advantages(groups: list[Group], *overrides: str) -> dict[Any, tuple[float, .
 
 
 VARIANTS = [(), ("algorithm.advantage_scale=none",), ("algorithm.advantage_scale=batch",), ("algorithm.advantage_scale=ema",),
+            ("algorithm.advantage_scale=ema_within",),
             ("algorithm.advantage=rloo", "algorithm.advantage_scale=none"), ("algorithm.advantage=pass_k",),
             ("algorithm.advantage=opo", "algorithm.advantage_scale=batch"), ("algorithm.aggregation=gdpo",),
             ("algorithm.difficulty=univg_exp",), ("algorithm.difficulty=dgrpo",),
@@ -186,8 +187,11 @@ def test_ema_is_kept_per_task_or_source_and_logged() -> None:
         credit = Credit(settings("algorithm.advantage_scale=ema", f"algorithm.ema.by={by}"), Process([]))  # type: ignore[arg-type]
         credit.assign(groups)
         assert {k.split("/")[2] for k in credit.metrics()} == names | {"fallbacks"}
+    assert credit.metrics()["train/ema/src/std"] == pytest.approx(np.std([g.rewards_G for g in groups])), "of all rewards"
+    within = Credit(settings("algorithm.advantage_scale=ema_within", "algorithm.ema.by=source"), Process([]))  # type: ignore[arg-type]
+    within.assign(groups)
     stds = [np.std(g.rewards_G, ddof=1) for g in groups]
-    assert credit.metrics()["train/ema/src/std"] == pytest.approx(np.mean(stds))
+    assert within.metrics()["train/ema/src/std"] == pytest.approx(np.mean(stds)), "of each group, averaged"
     other = Credit(credit.config, Process([]))  # type: ignore[arg-type]
     other.load_state_dict(credit.state_dict())
     assert other.state_dict() == credit.state_dict()

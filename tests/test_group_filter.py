@@ -118,6 +118,11 @@ def test_a_checkpoint_from_before_was_judged_by_the_whole_reward() -> None:
     with pytest.raises(ConfigError, match=r"filter\.key was 'reward', now 'accuracy'"):
         check_identity({"seed": 1}, new)
     check_identity({"seed": 1}, {**new, "algorithm.filter.key": "reward"})
+    scaled = {**new, "algorithm.filter.key": "reward", "algorithm.advantage_scale": "ema"}
+    with pytest.raises(ConfigError, match="advantage_scale was 'ema_within', now 'ema'"):
+        check_identity({"seed": 1, "algorithm.advantage_scale": "ema"}, scaled)
+    check_identity({"seed": 1, "algorithm.advantage_scale": "ema"}, {**scaled, "algorithm.advantage_scale": "ema_within"})
+    check_identity(scaled, scaled)
     check_identity({"seed": 1, "env.suite": "tiny"}, {**new, "env.suite": "tiny"})
 
 

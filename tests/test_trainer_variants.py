@@ -50,7 +50,7 @@ def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "ema": {"algorithm": {"advantage_scale": "ema", "ema": {"decay": 0.5}}},
-    "ema by source": {"algorithm": {"advantage_scale": "ema", "ema": {"by": "source"}, "difficulty": "dgrpo"}},
+    "ema by source": {"algorithm": {"advantage_scale": "ema_within", "ema": {"by": "source"}, "difficulty": "dgrpo"}},
     "gdpo": {"algorithm": {"aggregation": "gdpo", "difficulty": "univg_exp"}},
     "batch": {"algorithm": {"advantage_scale": "batch", "difficulty": "univg_power", "difficulty_power": 2.0}},
     "rloo": {"algorithm": {"advantage": "rloo", "advantage_scale": "none", "difficulty": "univg_log"}},
@@ -94,7 +94,12 @@ def check_ema(rows: list[dict[str, Any]], state: dict[str, Any], trainer: Traine
     last = {k: v for k, v in rows[-1].items() if k.startswith("train/ema/")}
     names = {"share", "binary"} if trainer.config.algorithm.ema.by == "task" else {"plain", "odd"}
     found = {k.split("/")[2] for k in last} - {"fallbacks"}
-    assert found and found <= names and state["credit"]["ema"]["std"] == {n: last[f"train/ema/{n}/std"] for n in found}
+    kept, (std, mean) = state["credit"]["ema"], ({n: last[f"train/ema/{n}/{k}"] for n in found} for k in ("std", "mean"))
+    assert found and found <= names and kept["mean"] == mean
+    if "std" in kept:  # ema_within
+        assert kept["std"] == std
+    else:
+        assert {n: (kept["square"][n] - mean[n] ** 2) ** 0.5 for n in found} == pytest.approx(std)
 
 
 def check_curriculum(rows: list[dict[str, Any]], state: dict[str, Any], trainer: Trainer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,23 +141,61 @@ step_of_groups = st.lists(st.tuples(st.sampled_from(["a", "b"]), group), min_siz
 
 
 @given(st.lists(step_of_groups, min_size=1, max_size=6), st.sampled_from([0.0, 0.5, 0.99]), st.sampled_from([5.0, 0.9]))
-def test_ema_scale_is_onethinkers(steps: list[list[tuple[str, list[float]]]], decay: float, limit: float) -> None:
-    ema = EmaScale(EmaSettings(decay=decay, limit=limit))
+def test_the_scale_within_groups_is_its_definition(steps: list[list[tuple[str, list[float]]]], decay: float, limit: float) -> None:
+    ema = EmaScale(EmaSettings(decay=decay, limit=limit, within=True))
     found = []
     for number, step in enumerate(steps):
         ema.update(step)
         found.append([ema.advantages(task, rewards) for task, rewards in step])
         if number == 2:  # killed and resumed
             state = json.loads(json.dumps(ema.state_dict()))
-            ema = EmaScale(EmaSettings(decay=decay, limit=limit))
+            ema = EmaScale(EmaSettings(decay=decay, limit=limit, within=True))
             ema.load_state_dict(state)
     for mine, naive in zip(found, naive_ema(steps, decay, 1e-3, limit), strict=True):
         for a, b in zip(mine, naive, strict=True):
             assert a == pytest.approx(b, abs=2e-4)
 
 
-def test_ema_updates_first_keeps_tasks_apart_and_falls_back() -> None:
-    ema = EmaScale()
+PEER = json.loads((Path(__file__).parents[1] / "peer_ema.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("decay", "limit"), [(0.99, 5.0), (0.5, 5.0), (0.5, 1.2)])
+def test_ema_is_what_onethinkers_own_code_computes(decay: float, limit: float) -> None:
+    """Its functions ran elsewhere on these steps: advantages, mean and std per task, groups that hit the guard. They count in
+    float32, where E[r^2] - E[r]^2 of a task that spreads by 0.01 about 0.5 has a relative error of 2e-7 * 0.25 / 1e-4."""
+    ema, fallbacks = EmaScale(EmaSettings(decay=decay, limit=limit)), 0
+    for step, theirs in zip(PEER["steps"], PEER["found"][f"decay={decay} limit={limit}"], strict=True):
+        groups = [(g["task"], g["rewards"]) for g in step]
+        ema.update(groups)
+        for (task, rewards), expected in zip(groups, theirs["advantages"], strict=True):
+            assert ema.advantages(task, rewards) == pytest.approx(expected, rel=5e-4, abs=1e-5)
+        assert {t: ema.std(t) for t in theirs["std"]} == pytest.approx(theirs["std"], rel=5e-4)
+        assert {t: ema.metrics()[f"{t}/mean"] for t in theirs["mean"]} == pytest.approx(theirs["mean"], rel=1e-5)
+        fallbacks += ema.fallbacks
+        state = json.loads(json.dumps(ema.state_dict()))  # killed and resumed
+        ema = EmaScale(EmaSettings(decay=decay, limit=limit))
+        ema.load_state_dict(state)
+    assert (fallbacks > 0) == ((decay, limit) != (0.5, 5.0)), "the guard is among the numbers"
+
+
+def test_only_ema_counts_the_spread_between_prompts() -> None:
+    """Long-run scales at decay 0.99: OneThinker's tracker told the first of each pair, the second is the mean std in groups."""
+    rng = np.random.default_rng(5)
+    kinds = {"p = 0.5": (lambda: (rng.random((32, 8)) < 0.5).astype(float), 0.5),
+             "p ~ Beta(0.5, 0.5)": (lambda: (rng.random((32, 8)) < rng.beta(0.5, 0.5, (32, 1))).astype(float), 0.45),
+             "IoU-like": (lambda: rng.random((32, 1)) + 0.05 * rng.standard_normal((32, 8)), 0.048)}
+    for kind, (draw, inside) in kinds.items():
+        pooled, within = EmaScale(), EmaScale(EmaSettings(within=True))
+        for _ in range(300):
+            groups = [("t", row) for row in draw().tolist()]
+            pooled.update(groups)
+            within.update(groups)
+        assert pooled.std("t") == pytest.approx(PEER["long_run"][kind], abs=0.01), kind
+        assert within.std("t") == pytest.approx(inside, abs=0.025), kind
+
+
+def test_ema_within_keeps_tasks_apart_and_falls_back() -> None:
+    ema = EmaScale(EmaSettings(within=True))
     ema.update([("binary", [0.0, 1.0]), ("iou", [0.50, 0.52])])
     assert ema.advantages("binary", [0.0, 1.0]) == pytest.approx([-0.5 / 0.5**0.5, 0.5 / 0.5**0.5])
     assert ema.advantages("iou", [0.50, 0.52]) == pytest.approx([-(0.5**0.5), 0.5**0.5]) and ema.fallbacks == 0
@@ -164,13 +203,21 @@ def test_ema_updates_first_keeps_tasks_apart_and_falls_back() -> None:
     assert found == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5) and ema.fallbacks == 1, "divided by its own std"
     before = ema.state_dict()
     ema.update([("iou", [0.3, 0.3])])
-    assert ema.state_dict() == before, "a group without signal says nothing of the scale"
+    assert ema.state_dict() == before, "a group without signal says nothing of the spread inside groups"
     assert ema.advantages("unseen", [0.5, 0.5]) == [0.0, 0.0]
 
 
 def test_ema_refuses_other_states_and_settings() -> None:
     with pytest.raises(CheckpointError, match="earlier checkpoint"):
-        EmaScale().load_state_dict({"std": {"a": "x"}})
+        EmaScale().load_state_dict({"mean": {"a": 0.5}, "square": {"a": "x"}})
+    for state in ({"mean": {}}, {"mean": {}, "square": {}, "std": {}}, {"mean": {"a": 1}, "square": {"b": 1}}, {}):
+        with pytest.raises(CheckpointError, match="earlier checkpoint"):
+            EmaScale().load_state_dict(state)
+    inside = {"mean": {"a": 0.5}, "std": {"a": 0.1}}
+    with pytest.raises(CheckpointError, match=r"of advantage_scale ema, found that of ema_within .* advantage_scale=ema_within"):
+        EmaScale().load_state_dict(inside)
+    EmaScale(EmaSettings(within=True)).load_state_dict(inside)
+    EmaScale().load_state_dict({"mean": {}, "std": {}})  # of a run that never used it
     for wrong in ({"decay": 1.0}, {"min_std": 0.0}, {"limit": 0.0}):
         with pytest.raises(ConfigError, match="expected ema"):
             EmaSettings(**wrong)
