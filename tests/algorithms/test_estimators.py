@@ -214,7 +214,7 @@ def test_ema_refuses_other_states_and_settings() -> None:
         with pytest.raises(CheckpointError, match="earlier checkpoint"):
             EmaScale().load_state_dict(state)
     inside = {"mean": {"a": 0.5}, "std": {"a": 0.1}}
-    with pytest.raises(CheckpointError, match=r"of advantage_scale ema, found that of ema_within .* advantage_scale=ema_within"):
+    with pytest.raises(CheckpointError, match=r"of advantage_scale ema, found that of ema_within .*advantage_scale=ema_within"):
         EmaScale().load_state_dict(inside)
     EmaScale(EmaSettings(within=True)).load_state_dict(inside)
     EmaScale().load_state_dict({"mean": {}, "std": {}})  # of a run that never used it
