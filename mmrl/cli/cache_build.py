@@ -145,16 +145,13 @@ class _Builder:
         return None
 
     def _features(self, media: Media) -> None:
-        import torch
-
         policy, visuals = self.policy, self.visuals
         assert policy is not None
         tower = policy.tower()
         assert tower is not None, "nothing is trained here"
         visual = visuals.image(media.path) if media.kind == "image" else visuals.video(media.path, media.overrides)
         before = visuals.stats.encoded
-        with torch.no_grad(), policy.autocast():
-            visuals.features([visual], tower, policy.device)
+        visuals.features([visual], tower, policy.device)
         self.features["built" if visuals.stats.encoded > before else "present"] += 1
 
 

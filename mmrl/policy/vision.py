@@ -30,7 +30,9 @@ def _arithmetic(device: torch.device) -> str:
 class FrozenTower:
     """The vision tower and projector of `model` (a transformers Qwen-VL base model), none of whose weights is trained.
 
-    `fingerprint` hashes weights, storage types, autocast type, attention and the configuration, and is computed when first asked.
+    A call gives the same features whoever makes it: pixels go to the tower's own device, and it computes under `autocast` (None:
+    without any) whatever the caller's autocast is. `fingerprint` hashes weights, storage types, autocast type, attention and the
+    configuration, and is computed when first asked.
     """
 
     def __init__(self, model: Any, autocast: torch.dtype | None) -> None:
@@ -44,17 +46,24 @@ class FrozenTower:
             digest = hashlib.blake2b(digest_size=16)
             visual = self.model.visual
             digest.update(f"{type(visual).__name__};{self.autocast};{visual.config.to_json_string()};"
-                          f"{visual.config._attn_implementation};{_arithmetic(self.model.device)}".encode())
+                          f"{visual.config._attn_implementation};{_arithmetic(self.device)}".encode())
             for name, tensor in visual.state_dict().items():
                 digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
                 digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are, and its features come out."""
+        return next(self.model.visual.parameters()).device
+
     @torch.no_grad()
     def __call__(self, kind: str, pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]) -> list[Any]:
-        """Features of each visual of one kind (image or video), its patches one after the other in pixels_nD."""
-        return _encode(self.model.get_image_features if kind == "image" else self.model.get_video_features, pixels_nD, grids_thw)
+        """Features of each visual of one kind (image or video), its patches, on any device, one after the other in pixels_nD."""
+        device, forward = self.device, self.model.get_image_features if kind == "image" else self.model.get_video_features
+        with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
+            return _encode(forward, pixels_nD.to(device, non_blocking=True), grids_thw)
 
 
 def _encode(forward: Callable[..., Any], pixels_nD: torch.Tensor, grids_thw: Sequence[tuple[int, int, int]]) -> list[Any]:

@@ -111,6 +111,21 @@ def test_in_bf16_a_tensor_stale_by_one_bit_is_named(tmp_path: Path, monkeypatch:
         made.close()
 
 
+def test_in_bf16_a_frozen_towers_features_are_made_as_in_training(tmp_path: Path) -> None:
+    made = VLLMBackend(VLLMSettings(tiny_folder(), "bfloat16", 1024, kv_cache_gib=0.125))
+    policy = policy_of(dtype="bf16", freeze=FROZEN)
+    try:
+        with engine_on(made, policy, tmp_path) as (engine, _):
+            asked = asked_of(policy, tmp_path)
+            groups = engine.generate(asked, settings_of())
+            gap = (trainer_logps(policy, asked, groups) - sampled_logps(groups)).abs()
+            assert engine.last_gap is not None and engine.last_gap.mean < engine.tolerance and gap.mean() < engine.tolerance
+            sent = [m.tensor for r in asked for m in wire_prompt(policy, r.prompt).media]
+            assert sent and all(t is not None and t.dtype == torch.bfloat16 for t in sent)
+    finally:
+        made.close()
+
+
 @pytest.mark.parametrize("freeze", [(), FROZEN], ids=["pixels", "features"])
 def test_logps_equal_the_trainers(backend: VLLMBackend, freeze: tuple[str, ...], tmp_path: Path) -> None:
     policy = policy_of(freeze=freeze)

@@ -1,0 +1,35 @@
+"""Whatever a run hands to its model and its rollout engines is where it has to be, on a device that is not the CPU."""
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.device_worker import PARTS
+from tests.engine_kit import ENVIRONMENT, REPO
+
+pytestmark = pytest.mark.slow
+CASES = [f"ok {dtype}-{parts}" for dtype in ("fp32", "bf16") for parts in PARTS]
+
+
+@pytest.mark.parametrize("arguments", [("qwen2_vl",), ("qwen2_5_vl", "vllm"), ("qwen3_vl",)], ids=" with ".join)
+def test_a_run_on_another_device_samples_scores_and_learns(arguments: tuple[str, ...]) -> None:
+    # a process of its own: a device once registered with torch stays known to everything in the process
+    done = subprocess.run([sys.executable, "-m", "tests.device_worker", *arguments], cwd=REPO, env=ENVIRONMENT, text=True,
+                          capture_output=True, timeout=600, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))]
+    assert done.returncode == 0 and lines == CASES, (lines, done.stderr[-3000:])
+
+
+def test_the_device_refuses_tensors_of_the_cpu() -> None:
+    code = ("import torch\nfrom tests.fake_device import toy_device\n"
+            "with toy_device() as device:\n"
+            "    layer = torch.nn.Linear(3, 4).to(device)\n"
+            "    with torch.autocast(device.type, torch.bfloat16):\n"
+            "        assert layer(torch.ones(2, 3, device=device)).dtype == torch.bfloat16\n"
+            "    try:\n        layer(torch.ones(2, 3))\n"
+            "    except RuntimeError as error:\n        print(error)\n")
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, text=True, capture_output=True, timeout=300,
+                          check=True)
+    assert "found at least two devices, toy:0 and cpu" in done.stdout
