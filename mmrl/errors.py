@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 __all__ = [
     "CacheError", "CheckpointError", "ConfigError", "DataError", "MediaError", "MMRLError", "MismatchError", "MissingExtraError",
-    "NonFiniteError", "RegistryError", "RewardError", "RolloutError", "WeightSyncError", "did_you_mean",
+    "NonFiniteError", "RegistryError", "RewardError", "RolloutError", "WeightSyncError", "did_you_mean", "install_command",
 ]
 
 
@@ -86,3 +87,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean X?' for the closest of `known`, or '' when nothing is close."""
     close = difflib.get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def install_command(*extras: str) -> str:
+    """The command that adds optional libraries: of the clone that this code runs from, never a name on a package index.
+
+    On PyPI the name `mmrl` belongs to another project: `pip install 'mmrl[...]'` may bring that one.
+    """
+    root = Path(__file__).resolve().parents[1]
+    wanted = f"[{','.join(extras)}]"
+    if (root / "pyproject.toml").is_file():
+        return f"pip install -e '{root}{wanted}'"
+    return f"pip install -e '.{wanted}' in a clone of mmrl's repository"

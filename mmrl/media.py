@@ -20,7 +20,9 @@ from mmrl.errors import MediaError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["MAX_ASPECT_RATIO", "MAX_PIXELS", "image_size", "open_image", "store_bytes"]
+    from mmrl.types import ImageSize, Sample, VideoSize
+
+__all__ = ["MAX_ASPECT_RATIO", "MAX_PIXELS", "image_size", "open_image", "sizes_on_disk", "store_bytes"]
 
 MAX_PIXELS = 89_478_485
 """Default limit on width * height: a quarter of a GiB of RGB, the bound at which Pillow itself suspects a bomb."""
@@ -198,3 +200,17 @@ def store_bytes(data: bytes, folder: str | os.PathLike[str]) -> str:
         os.unlink(partial)
         raise
     return str(target)
+
+
+def sizes_on_disk(sample: Sample) -> tuple[ImageSize | VideoSize, ...] | None:
+    """Sizes of a sample's media without a model's resize, so that a text can be scored without one; those of clips as the row
+    tells them. None where a file or a number is missing."""
+    from mmrl.types import ImageSize, VideoSize
+
+    try:
+        sizes = [image_size(path) for path in sample.images]
+        facts = sample.params
+        clips = [VideoSize((wh := (facts["width"], facts["height"])), wh, facts["duration"]) for _ in sample.videos]
+    except (MediaError, TypeError, AttributeError, KeyError):
+        return None
+    return (*(ImageSize(size, size) for size in sizes), *clips)

@@ -78,16 +78,21 @@ class RunFolder:
         """
         self.lock.acquire()
         try:
-            used = (self.path / "metrics.jsonl").exists() or (self.path / "run.json").exists()
+            used = self.begun()
             self._replace = used and overwrite and not resume
             if used and not resume and not overwrite:
                 raise ConfigError(f"{self.path} already holds a run; continue it with --resume, replace it with --overwrite, "
                                   "or choose another name=")
             self._check_replaced()
-            self.path.mkdir(parents=True, exist_ok=True)
             yield
         finally:
             self.lock.release()
+
+    def begun(self) -> bool:
+        """Whether the folder holds a run that has taken a step. A start that failed before leaves nothing worth keeping: the next
+        one writes over it. Whatever cannot be read counts as a run."""
+        metrics, checkpoints = self.path / "metrics.jsonl", self.path / "checkpoints"
+        return (metrics.exists() and metrics.stat().st_size > 0) or next(checkpoints.glob("step_*"), None) is not None
 
     def _check_replaced(self) -> None:
         info = self.path / "run.json"
@@ -98,13 +103,14 @@ class RunFolder:
             raise ConfigError(f"expected {self.path} as it was when this trainer was made, found a run that was started or changed "
                               "since; make a new trainer with overwrite=True to replace that one, or choose another name=")
 
-    def start(self, *, total_steps: int, resumed_at: int | None, damaged: Mapping[int, str] | None = None) -> None:
+    def start(self, *, total_steps: int, resumed_at: int | None, best_metric: str = "",
+              damaged: Mapping[int, str] | None = None) -> None:
         """Write config.yaml and run.json; only now, when model and data have loaded, a replaced run is removed. `damaged`: what was
         said of checkpoints that could not be resumed from, by step."""
         if self._replace:
             shutil.rmtree(self.path)
-            self.path.mkdir(parents=True)
             self._replace = False
+        self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.yaml").write_text(
             yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
         info = {
@@ -112,7 +118,7 @@ class RunFolder:
             "versions": versions(), "machine": {"platform": platform.platform(), "cpu": platform.processor() or
                                                 platform.machine(), "cores": os.cpu_count()},
             "model": self.config.model.path, "task": ", ".join(sorted({s.task for s in self.config.data.train})),
-            "total_steps": total_steps, "resumed_at": resumed_at, "status": "running",
+            "total_steps": total_steps, "resumed_at": resumed_at, "best_metric": best_metric, "status": "running",
             **({"damaged_checkpoints": {str(step): words for step, words in damaged.items()}} if damaged else {})}
         write_json(self.path / "run.json", info)
 

@@ -38,7 +38,7 @@ class Shadow:
         """What was expected, what was found, and how to mend it."""
         if self.culprit is None:
             return (f"package '{self.name}': expected {self.expected}, found nothing. The installation of mmrl is "
-                    f"incomplete: pip install --force-reinstall --no-deps mmrl (in a checkout: make install)")
+                    f"incomplete: make install in the clone of mmrl's repository")
         kind = "folder" if self.culprit.is_dir() else "file"
         return (f"package '{self.name}': expected mmrl's own {self.expected}, found your {kind} {self.culprit}, which "
                 f"hides it. {_mend(self.name, self.culprit)}")

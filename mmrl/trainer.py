@@ -35,6 +35,7 @@ from mmrl.optim import build_optimizer
 from mmrl.pipeline import GroupSource, IteratorSource, Outcome, Pipeline, PipelineSettings
 from mmrl.policy.loading import load_policy
 from mmrl.prefetch import prefetching
+from mmrl.preflight import Measured, best_metric, check_model_folder, check_packages, measured_by
 from mmrl.rollout import build_rollout_engine
 from mmrl.runlog import RunFolder, rollout_rows, write_json
 from mmrl.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
@@ -49,7 +50,8 @@ G = TypeVar("G")
 
 
 class Trainer:
-    """One run. `on_event(kind, payload)` is told 'start', 'step', 'eval', 'alarm', 'checkpoint' and 'end' (main process)."""
+    """One run. `on_event(kind, payload)` is told 'checked' (before the model is loaded), 'start', 'step', 'eval', 'alarm',
+    'checkpoint' and 'end' (main process)."""
 
     updater: Any  # what trains: its number of optimizer steps is in checkpoints
     engine: Any = None  # a RolloutEngine; None where the policy acts by itself
@@ -79,8 +81,13 @@ class Trainer:
         self.world.barrier()
         self.start = find_start(self.checkpoints, resume, self.world)
         self.start_step = self.start.step
+        check_packages(config)
+        check_model_folder(config.model.path)
         torch.manual_seed(config.seed)
         self._load_data()
+        self.best_metric = best_metric(config.eval, self._measured())
+        if self.world.is_main:
+            self.on_event("checked", {"config": config})
         self.policy = self._load_policy()
         self.optimizer = self._build_optimizer()
         self.alarms = AlarmBoard(config.alarms)
@@ -97,6 +104,10 @@ class Trainer:
         self.eval_sources = load_sources(self.config.data.eval, on_error=self.config.data.on_error, where="data.eval")
         prompt_stream(self.config, self.train_sources)  # a curriculum that does not fit the data must fail before a model is loaded
         check_filter_key(self.config, [s.task for s in self.train_sources])
+
+    def _measured(self) -> Measured:
+        """What held-out data are judged by."""
+        return measured_by(self.eval_sources)
 
     def _load_policy(self) -> Any:
         with self.checkpoints.reading(self.start_step):
@@ -161,9 +172,10 @@ class Trainer:
     def _run(self) -> dict[str, Any]:
         with holding(self), self._working(), operating(self) as self.interrupts:
             self._restore()
-            trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
+            trackers: Trackers | None = None
             status, signal = "failed", None
             try:
+                trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
                 row = self._loop(trackers)
                 status = "finished"
             except KeyboardInterrupt as stop:
@@ -172,7 +184,8 @@ class Trainer:
             finally:
                 if self.world.is_main:
                     self.folder.finish(status, signal=signal)
-                trackers.close()
+                if trackers is not None:
+                    trackers.close()
         self.on_event("end", {"row": row, "folder": self.folder.path})
         return row
 
@@ -184,19 +197,22 @@ class Trainer:
             check_identity({**run_identity(unknown), **state["identity"]}, run_identity(self.config.model_dump(mode="json")))
             self.alarms.load_state_dict(state["alarms"])
             self._load_state(state)
-            self.best, self.best_step = sound_best(self.checkpoints, self.start, state["best"], state["best_step"], self.world)
+            if state.get("best_metric", self.best_metric) == self.best_metric:  # else numbers of two metrics would be compared
+                self.best, self.best_step = sound_best(
+                    self.checkpoints, self.start, state["best"], state["best_step"], self.world)
         if self.world.is_main:
             damaged = self.start.put_aside(self.checkpoints)
-            if step or not self.overwrite:
-                self.folder.rewind(step if step else -1)
             if self.best_step in self.checkpoints.steps():  # killed between writing a checkpoint and marking it
                 self.checkpoints.mark_best(self.best_step)
-            self.folder.start(total_steps=self.config.train.steps, resumed_at=step or None, damaged=damaged)
+            self.folder.start(total_steps=self.config.train.steps, resumed_at=step or None, best_metric=self.best_metric,
+                              damaged=damaged)
+            self.folder.rewind(step if step else -1)
             sources = [*self.train_sources, *self.eval_sources]
             rejected = write_rejected(sources, self.folder.path / "rejected.jsonl")
             skipped = write_skipped(sources, self.folder.path / "skipped.json")
-            self.on_event("start", {"step": step, "config": self.config, "rejected": rejected, "skipped": skipped,
-                                    "folder": self.folder.path, "notes": [*self.start.notes, *self._started()],
+            self.on_event("start", {"step": step, "config": self.config, "best_metric": self.best_metric, "rejected": rejected,
+                                    "skipped": skipped, "folder": self.folder.path,
+                                    "notes": [*self.start.notes, *self._started()],
                                     "trainable": sum(p.numel() for _, p in self.actor.trainable())})
             self._raise_alarms([Alarm(step, "checkpoint_damaged", words, "error") for words in damaged.values()])
         self.world.barrier()
@@ -377,7 +393,7 @@ class Trainer:
                 prompts = list(dict.fromkeys((p["source"], p["id"]) for p in evaluation.predictions))[: e.gallery]
                 write_json(self.folder.path / "gallery.json", {"prompts": [{"source": s, "id": i} for s, i in prompts]})
             self.on_event("eval", evaluation)
-        selection = evaluation.selection(e.best_metric, e.limit)  # the same samples at every step, also when all were used
+        selection = evaluation.selection(self.best_metric, e.limit)  # the same samples at every step, also when all were used
         return {**flat_metrics(evaluation), "eval/selection": selection, "time/eval": time.perf_counter() - began}
 
     def _checkpoint(self, step: int, row: dict[str, Any]) -> None:
@@ -391,7 +407,7 @@ class Trainer:
         if optimizer is not None:  # the main process
             settings = self.config.model_dump(mode="json")
             state = {"step": step, "identity": run_identity(settings), "best": best,
-                     "best_step": best_step, "alarms": self.alarms.state_dict(), **self._state()}
+                     "best_step": best_step, "best_metric": self.best_metric, "alarms": self.alarms.state_dict(), **self._state()}
             try:
                 with self._alarmed(step):
                     path = self.checkpoints.save(step, self.actor, optimizer, state, settings)

@@ -30,7 +30,8 @@ from robotics.contract import EnvSpec, InitialState, initial_states
 from robotics.rollout import Driver, Episode, GroupRequest
 from robotics.source import env_specs, states_of
 
-__all__ = ["METRICS", "EvalPlan", "describe_states", "evaluate_policy", "held_out_states", "simulator_versions", "write_video"]
+__all__ = ["HEADLINE", "METRICS", "EvalPlan", "describe_states", "evaluate_policy", "held_out_states",
+           "simulator_versions", "write_video"]
 
 METRICS = ("success_once", "success_at_end", "return", "steps")
 HEADLINE = "success_once"

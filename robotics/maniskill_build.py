@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
+from mmrl.errors import ConfigError, MissingExtraError, did_you_mean, install_command
 
 __all__ = ["RENDER_VARIABLE", "REWARDS", "check_assets", "check_task", "default_robot", "registered_tasks", "render_backend_of",
            "reward_mode"]
@@ -33,7 +33,7 @@ def registered_tasks() -> dict[str, Any]:
         from mani_skill.utils.registration import REGISTERED_ENVS
     except (ImportError, OSError) as error:
         raise MissingExtraError(f"suite maniskill needs ManiSkill 3 (Python 3.10 to 3.12), and importing it fails: {error}. "
-                                "Install it with: pip install 'mmrl[robotics]'") from error
+                                f"Install it with: {install_command('robotics')}") from error
     return dict(REGISTERED_ENVS)
 
 

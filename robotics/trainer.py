@@ -30,11 +30,12 @@ from mmrl.engines import build_actor, build_train_engine, train_engine_name
 from mmrl.evaluate import Evaluation
 from mmrl.metrics import peak_memory_gib
 from mmrl.pipeline import Outcome, Pipeline
+from mmrl.preflight import ALWAYS_MEASURED, Measured
 from mmrl.timeline import Timeline
 from mmrl.trainer import Trainer
 from robotics.config import EmbodiedConfig, EnvConfig
 from robotics.contract import make_simulator
-from robotics.evaluate import evaluate_policy
+from robotics.evaluate import HEADLINE, METRICS, evaluate_policy
 from robotics.load import load_vla
 from robotics.pool import EnvPool
 from robotics.pool_types import PoolSettings
@@ -96,6 +97,9 @@ class EmbodiedTrainer(Trainer):
         self.train_sources, self.eval_sources = [], []
         for spec in env_specs(self.config):
             make_simulator(spec)  # cheap: names a suite that does not exist before a model is loaded
+
+    def _measured(self) -> Measured:
+        return Measured(HEADLINE, frozenset((*METRICS, *ALWAYS_MEASURED)))
 
     def _read_policy(self, weights: Path | None) -> Any:
         return load_vla(self.config, needs_reference=self.config.algorithm.kl.coef > 0, device=self.world.device, weights=weights)

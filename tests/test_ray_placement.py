@@ -100,7 +100,7 @@ def test_ray_with_nothing_to_hold_is_refused() -> None:
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'mmrl\[ray\]', or set engine.workers: local"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '.*\[ray\]', or set engine.workers: local"):
         Cluster(RayConfig(), [Demand("rewards", 1, 1)])
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
+from mmrl.errors import ConfigError, MissingExtraError, did_you_mean, install_command
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,7 +37,7 @@ def _require_av() -> Any:
     try:
         import av
     except ImportError as err:
-        raise MissingExtraError("writing videos needs PyAV; install it with: pip install 'mmrl[video]'") from err
+        raise MissingExtraError(f"writing videos needs PyAV; install it with: {install_command('video')}") from err
     return av
 
 

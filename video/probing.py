@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.errors import MediaError, MissingExtraError
+from mmrl.errors import MediaError, MissingExtraError, install_command
 from video.containers import is_cut, looks_like_video
 from video.sampling import constant_fps, is_variable
 
@@ -88,7 +88,7 @@ def import_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as err:
-        command = "pip install --no-deps torchcodec==0.13.0" if name.startswith("torchcodec") else "pip install 'mmrl[video]'"
+        command = "pip install --no-deps torchcodec==0.13.0" if name.startswith("torchcodec") else install_command("video")
         raise MissingExtraError(f"expected the library {name.partition('.')[0]} to read a video, but it cannot be imported "
                                 f"({err}); run: {command}") from err
 

@@ -90,12 +90,14 @@ def train_command(config: Path, overrides: list[str], *, resume: bool | Literal[
     from mmrl.report import build_report
 
     display = _Display(settings.train.steps, quiet)
-    announce_memory(settings, display.say)
-
-    watched = settings.eval.best_metric.partition("/")[2]
+    watched = ""
 
     def on_event(kind: str, payload: Any) -> None:
-        if kind == "start":
+        nonlocal watched
+        if kind == "checked":
+            announce_memory(settings, display.say)
+        elif kind == "start":
+            watched = payload["best_metric"].partition("/")[2]
             display.say(f"run {payload['folder']}: {payload['trainable']:,} trainable parameters"
                         + (f", resumed after step {payload['step']}" if payload["step"] else "")
                         + (f", {payload['rejected']} rows rejected (rejected.jsonl)" if payload["rejected"] else ""))

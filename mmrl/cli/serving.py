@@ -10,7 +10,7 @@ import typer
 from mmrl.cli.embodied import is_vla
 from mmrl.cli.evaluation import settings_of
 from mmrl.config import RunConfig
-from mmrl.errors import ConfigError, did_you_mean
+from mmrl.errors import ConfigError, did_you_mean, install_command
 
 __all__ = ["ServeOptions", "serve_command"]
 
@@ -58,7 +58,7 @@ def _chosen(engine: str) -> str:
         raise ConfigError(f"expected --engine of {', '.join(ENGINES)}, found '{engine}'.{did_you_mean(engine, ENGINES)}")
     installed = importlib.util.find_spec("vllm") is not None
     if engine == "vllm" and not installed:
-        raise ConfigError("--engine vllm needs the package vllm, found none: pip install 'mmrl[vllm]', or take --engine own")
+        raise ConfigError(f"--engine vllm needs the package vllm, found none: {install_command('vllm')}, or take --engine own")
     if engine == "auto":
         import torch
 

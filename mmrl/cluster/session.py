@@ -25,7 +25,7 @@ from typing import Any
 
 from mmrl.cluster.placement import ClusterError, Demand, Kind, Node, check, eligible, place_of
 from mmrl.config_engine import RayConfig
-from mmrl.errors import ConfigError, MissingExtraError
+from mmrl.errors import ConfigError, MissingExtraError, install_command
 
 __all__ = ["Cluster", "code_paths", "ending", "import_ray", "stop_if_broken"]
 
@@ -40,7 +40,7 @@ def import_ray() -> Any:
         import ray
         import ray.exceptions
     except ImportError as error:
-        raise MissingExtraError("engine.workers ray needs the ray package: pip install 'mmrl[ray]', or set engine.workers: "
+        raise MissingExtraError(f"engine.workers ray needs the ray package: {install_command('ray')}, or set engine.workers: "
                                 f"local ({error})") from error
     return ray
 

@@ -24,7 +24,7 @@ from mmrl.config import RunConfig
 from mmrl.engines.base import Trained, TrainEngine, head_parameters
 from mmrl.engines.deepspeed_state import canonical_state, forget_steps, restore_state
 from mmrl.engines.root import Root
-from mmrl.errors import ConfigError, MissingExtraError, NonFiniteError
+from mmrl.errors import ConfigError, MissingExtraError, NonFiniteError, install_command
 from mmrl.optim import learning_rate, set_learning_rate
 from mmrl.policy.loading import name_accelerator
 from mmrl.world import World
@@ -74,7 +74,7 @@ def _import(gpus: bool) -> Any:
         import deepspeed
     except ImportError as error:
         raise MissingExtraError("engine.train deepspeed_zero2 and deepspeed_zero3 need the deepspeed package: "
-                                f"pip install 'mmrl[deepspeed]' ({error})") from error
+                                f"{install_command('deepspeed')} ({error})") from error
     warnings.filterwarnings("ignore", message="`torch.distributed.*is deprecated", category=FutureWarning)  # DeepSpeed's own calls
     if not gpus:
         # An op for reductions in shared memory: 26 s of g++ at the first start, and a start that is killed meanwhile leaves a

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mmrl.config_engine import OperationsConfig
-from mmrl.errors import ConfigError, MissingExtraError
+from mmrl.errors import ConfigError, MissingExtraError, install_command
 
 __all__ = ["ALARMS", "RunCollector", "metric_name", "metrics_endpoint"]
 
@@ -101,7 +101,7 @@ def metrics_endpoint(settings: OperationsConfig, run: str, rank: int, listener: 
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
-        raise MissingExtraError("operations.metrics_port needs prometheus_client: pip install 'mmrl[metrics]'") from error
+        raise MissingExtraError(f"operations.metrics_port needs prometheus_client: {install_command('metrics')}") from error
     collector, registry = RunCollector(run, rank), CollectorRegistry()
     registry.register(collector)
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from mmrl.errors import ConfigError, MissingExtraError
+from mmrl.errors import ConfigError, MissingExtraError, install_command
 from mmrl.policy.attention_layout import PrefixLayout
 
 __all__ = ["check_flash", "padded_flash", "prefix_flash", "varlen_attention", "vision_flash"]
@@ -27,7 +27,7 @@ def check_flash(device: torch.device, autocast: torch.dtype | None) -> None:
     try:
         import flash_attn  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("model.attn flash_attention_2 needs the flash-attn package: pip install 'mmrl[flash-attn]' "
+        raise MissingExtraError(f"model.attn flash_attention_2 needs the flash-attn package: {install_command('flash-attn')} "
                                 "--no-build-isolation (built from source, needs nvcc); or use sdpa or flex") from error
 
 

@@ -31,12 +31,12 @@ class Outcome:
 def outcome(run: Run) -> Outcome:
     """Choose the headline and compare first with last.
 
-    It is eval.best_metric of the configuration, else the mean over sources where there are several, else the source's own
-    headline, IoU, 'correct' or the reward."""
+    It is the metric that picked checkpoints/best (run.json, or eval.best_metric of the configuration), else the mean over sources
+    where there are several, else the source's own headline, IoU, 'correct' or the reward."""
     first = run.evals[0] if run.evals else None
     last = run.evals[-1] if len(run.evals) > 1 else None
     names = [(m, n) for e in run.evals[:1] for m in MODES for n in e.estimates.get(m, {})]
-    mode, _, metric = _best_metric(run.config_text).partition("/")
+    mode, _, metric = str(run.info.get("best_metric") or _best_metric(run.config_text)).partition("/")
     many = len(first.per_source) > 1 if first else False
     own = [first.headlines["per_source"][s] for s in first.headlines.get("per_source", {})] if first and not many else []
     usual = [*(["macro"] if many else []), *own, "iou", "correct", "reward"]

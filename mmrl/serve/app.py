@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mmrl.errors import ConfigError, MissingExtraError
+from mmrl.errors import ConfigError, MissingExtraError, install_command
 from mmrl.serve.answers import Answer
 from mmrl.serve.decode import Piece
 from mmrl.serve.engine import Accepted, Event, Failed, Job, ServingEngine
@@ -38,7 +38,7 @@ try:
     from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ImportError as error:
-    raise MissingExtraError(f"mmrl serve needs starlette and uvicorn ({error}): pip install 'mmrl[serve]'") from error
+    raise MissingExtraError(f"mmrl serve needs starlette and uvicorn ({error}): {install_command('serve')}") from error
 
 __all__ = ["Door", "bind", "serve"]
 

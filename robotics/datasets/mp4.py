@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from mmrl.errors import ConfigError, did_you_mean
+from mmrl.errors import ConfigError, did_you_mean, install_command
 from robotics.datasets.demonstration import import_or_say
 
 __all__ = ["VIDEO_SETTINGS", "Mp4File", "VideoSettings", "video_settings"]
@@ -56,7 +56,7 @@ class Mp4File:
     """Appends pictures of one size; `seconds` is where the next one will be shown, `bytes` what was coded so far."""
 
     def __init__(self, path: str, fps: int, height: int, width: int, settings: VideoSettings) -> None:
-        av = import_or_say("av", 'pip install "mmrl[video]"')
+        av = import_or_say("av", install_command("video"))
         if settings.pix_fmt == "yuv420p" and (height % 2 or width % 2):
             raise ConfigError(f"video small (yuv420p) expects even sides, found {width} x {height}; use lossless or high")
         os.makedirs(os.path.dirname(path), exist_ok=True)

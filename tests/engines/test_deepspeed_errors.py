@@ -35,7 +35,7 @@ def test_the_missing_package_is_named(tmp_path: Path, launched: pytest.MonkeyPat
     launched.setitem(sys.modules, "deepspeed", None)
     launched.setenv("DS_ACCELERATOR", "cpu")  # put back afterwards
     with pytest.raises(MissingExtraError, match=r"deepspeed_zero2 and deepspeed_zero3 need the deepspeed package: "
-                                                r"pip install 'mmrl\[deepspeed\]'"):
+                                                r"pip install -e '.*\[deepspeed\]'"):
         accelerator_options(config_of(tmp_path))
 
 

@@ -259,7 +259,7 @@ def test_flash_attention_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ConfigError, match=r"computes in bf16, found model.dtype fp32"):
         check_attention("flash_attention_2", gpu, None)
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'mmrl\[flash-attn\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '.*\[flash-attn\]'"):
         check_attention("flash_attention_2", gpu, torch.bfloat16)
     for attn in ("sdpa", "eager", "flex"):
         check_attention(attn, torch.device("cpu"), None)

@@ -31,7 +31,7 @@ from robotics.contract import (
 from robotics.maniskill import ManiSkillOptions, ManiSkillSimulator, instruction_of
 
 needs_it = pytest.mark.skipif(importlib.util.find_spec("mani_skill") is None,
-                              reason="ManiSkill is not installed (it needs Python 3.10 to 3.12): pip install 'mmrl[robotics]'")
+                              reason="ManiSkill is not installed (it needs Python 3.10 to 3.12): pip install -e '.[robotics]'")
 
 
 def real(test: Any) -> Any:
@@ -146,7 +146,7 @@ def test_a_step_before_the_first_reset_is_refused() -> None:
 def test_without_maniskill_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mani_skill", None)
     monkeypatch.setitem(sys.modules, "mani_skill.envs", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'mmrl\[robotics\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '.*\[robotics\]'"):
         make().reset(STATES[0])
 
 

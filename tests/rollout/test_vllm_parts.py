@@ -217,7 +217,7 @@ def test_a_missing_vllm_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
     from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
 
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'mmrl\[vllm\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '.*\[vllm\]'"):
         VLLMBackend(VLLMSettings("nowhere"))
 
 
