@@ -7,9 +7,9 @@ Unknown keys are errors with a did-you-mean. `mmrl config FILE` prints the resol
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from mmrl.config_data import CurriculumStage, DataConfig, DataSource, OfflineConfig, PassRateConfig, Section, SelectionConfig
 from mmrl.config_data import ScheduleConfig as ScheduleConfig
@@ -69,16 +69,29 @@ class RolloutConfig(_Section):
     batch_tokens: int = Field(65536, ge=1)  # most KV-cache slots (rows x length) held at once
 
 
-ADVANTAGE_SCALES = {"grpo": ("std", "none", "batch", "ema", "ema_within"), "rloo": ("none", "batch"), "opo": ("none", "batch"),
-                    "pass_k": ("std",)}
+ADVANTAGE_SCALES = {"grpo": ("std", "none", "batch", "batch_rewards", "ema", "ema_within"), "rloo": ("none", "batch"),
+                    "opo": ("none", "batch"), "pass_k": ("std",)}
 """Which advantage_scale each estimator is defined with."""
+
+
+GSPO = {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence_mean"}
+"""Defaults of algorithm.importance sequence."""
 
 
 class KLConfig(_Section):
     """KL penalty against the starting policy (adapter-off for LoRA)."""
 
     coef: float = Field(0.0, ge=0)  # 0: no reference model is kept
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: Literal["k2", "k3"] = "k3"  # gradient of KL(policy || reference) or of KL(reference || policy)
+
+    @field_validator("estimator", mode="before")
+    @classmethod
+    def _regularises(cls, value: Any) -> Any:
+        if value == "k1":
+            raise ValueError("kl.estimator k1 as a loss regularises nothing: its gradient, the mean of grad log pi over samples of "
+                             "pi, is 0 in expectation, so that only noise is added; use k3 (or k2, which has the gradient of "
+                             "KL(policy || reference))")
+        return value
 
 
 class EMAConfig(_Section):
@@ -136,19 +149,22 @@ class AlgorithmConfig(_Section):
     """GRPO and its published variants; formulas in mmrl/algorithms."""
 
     advantage: Literal["grpo", "rloo", "opo", "pass_k"] = "grpo"  # what a reward is compared with; see ADVANTAGE_SCALES
-    advantage_scale: Literal["std", "none", "batch", "ema", "ema_within"] = "std"
-    # ^ none: Dr.GRPO; batch: by the std over the step (REINFORCE++ baseline); ema: by the running std of all rewards of the task
-    # (OneThinker's EMA-GRPO); ema_within: by the running mean of the std inside the task's groups
+    advantage_scale: Literal["std", "none", "batch", "batch_rewards", "ema", "ema_within"] = "std"
+    # ^ std: by that of the group's rewards; none: Dr.GRPO; batch: by the std of the step's advantages, rewards minus their baseline
+    # (REINFORCE++ baseline); batch_rewards: by that of the step's rewards, the spread between prompts included (Lite PPO; what TRL
+    # calls scale_rewards batch); ema: by the running std of all rewards of the task (OneThinker's EMA-GRPO); ema_within: by the
+    # running mean of the std inside the task's groups
     ema: EMAConfig = EMAConfig()
     aggregation: Literal["plain", "gdpo"] = "plain"  # of reward parts; gdpo: each normalised in its group before the sum
     contrast: ContrastConfig = ContrastConfig()
     offline: OfflineConfig = OfflineConfig()
-    difficulty: Literal["none", "univg_exp", "univg_power", "univg_log", "dgrpo"] = "none"
+    difficulty: Literal["none", "univg_exp", "univg_power", "univg_log", "softmax"] = "none"
     # ^ multiplies a group's advantages by a weight that falls with its mean accuracy (mmrl/algorithms/difficulty.py)
     difficulty_power: float = Field(1.0, ge=0)  # w of univg_power
-    difficulty_temperature: float = Field(2.0, gt=0)  # T of dgrpo
+    difficulty_temperature: float = Field(2.0, gt=0)  # T of softmax
     aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
-    importance: Literal["token", "sequence"] = "token"  # sequence: GSPO
+    importance: Literal["token", "sequence"] = "token"  # sequence: GSPO; clip_low 3e-4, clip_high 4e-4 and aggregate
+    # ^ sequence_mean are then the defaults, as its paper has them (arXiv 2507.18071, section 5.1)
     clip_low: float = Field(0.2, ge=0)
     clip_high: float = Field(0.28, ge=0)  # clip-higher (DAPO)
     dual_clip: float | None = 3.0
@@ -162,6 +178,20 @@ class AlgorithmConfig(_Section):
     overlong: Literal["none", "mask", "soft"] = "none"  # completions cut by the length limit
     overlong_buffer: int = Field(0, ge=0)  # soft: tokens before the limit where the penalty starts
     overlong_weight: float = Field(1.0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_gspo(cls, data: Any) -> Any:
+        """A sequence's ratio is the geometric mean of its tokens' and hardly leaves 1: the ranges of tokens would never bind."""
+        return {**GSPO, **data} if isinstance(data, dict) and data.get("importance") == "sequence" else data
+
+    @field_validator("difficulty", mode="before")
+    @classmethod
+    def _not_vitals(cls, value: Any) -> Any:
+        if value == "dgrpo":
+            raise ValueError("difficulty dgrpo is called softmax now: it is a formula of mmrl's own "
+                             "(mmrl/algorithms/difficulty.py), not that of VITAL's DGRPO; set algorithm.difficulty: softmax")
+        return value
 
 
 class OptimConfig(_Section):

@@ -22,6 +22,7 @@ from mmrl.algorithms import (
     gdpo_advantages,
     group_advantages,
     group_std,
+    over_rewards_std,
     whiten,
 )
 from mmrl.config import RunConfig
@@ -96,7 +97,7 @@ class Credit:
     def looks_beyond_groups(self) -> bool:
         """Whether advantages depend on the other groups of the step, so that processes must exchange them."""
         a = self.config.algorithm
-        return a.aggregation == "gdpo" or a.advantage_scale in ("batch", "ema", "ema_within") or a.difficulty == "dgrpo"
+        return a.aggregation == "gdpo" or a.advantage_scale not in ("std", "none") or a.difficulty == "softmax"
 
     def assign(self, groups: Sequence[Group]) -> dict[Key, tuple[float, ...]]:
         """One advantage per trajectory of each group of this process; 0 for one whose reward failed.
@@ -139,6 +140,8 @@ class Credit:
             found = [centred(v.rewards, a.advantage, v.lengths) for v in views]
             if a.advantage_scale == "batch":
                 found = whiten(found)
+            elif a.advantage_scale == "batch_rewards":
+                found = over_rewards_std(found, [v.rewards for v in views])
             elif a.advantage_scale == "std":  # pass_k: the group's own std, as in GRPO
                 found = [_over_std(offsets, v.rewards) for offsets, v in zip(found, views, strict=True)]
         if a.difficulty == "none":

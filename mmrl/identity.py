@@ -16,7 +16,7 @@ _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "re
 
 _BEFORE = {"algorithm.filter.key": "reward"}
 """What held in runs on prompts whose checkpoint is older than the key; null where nothing is said."""
-_RENAMED = {("algorithm.advantage_scale", "ema"): "ema_within"}
+_RENAMED = {("algorithm.advantage_scale", "ema"): "ema_within", ("algorithm.difficulty", "dgrpo"): "softmax"}
 """What checkpoints as old as that called otherwise."""
 
 

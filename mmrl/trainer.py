@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from mmrl.advice import remarks
 from mmrl.alarms import Alarm, AlarmBoard
 from mmrl.checkpoint import Checkpoints
 from mmrl.cluster.run import check_prompt_workers, cluster_metrics, prompt_demands, run_cluster, run_rollouts, run_scorer
@@ -219,7 +220,7 @@ class Trainer:
 
     def _started(self) -> list[str]:
         """Further lines to say when the run starts."""
-        return []
+        return remarks(self.config)
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside weights, optimizer and alarms; JSON values."""

@@ -1,12 +1,20 @@
 """From groups to advantages: what is compared, in which scale, the same however the groups are spread over processes."""
 from __future__ import annotations
 
+import inspect
+import json
 import math
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from mmrl import _torchvision_cpu
+from mmrl.advice import remarks
 from mmrl.config import RunConfig, load_config
 from mmrl.credit import Credit, accuracy_level, part_weights
 from mmrl.errors import ConfigError, RewardError
@@ -55,10 +63,11 @@ def advantages(groups: list[Group], *overrides: str) -> dict[Any, tuple[float, .
 
 
 VARIANTS = [(), ("algorithm.advantage_scale=none",), ("algorithm.advantage_scale=batch",), ("algorithm.advantage_scale=ema",),
+            ("algorithm.advantage_scale=batch_rewards",),
             ("algorithm.advantage_scale=ema_within",),
             ("algorithm.advantage=rloo", "algorithm.advantage_scale=none"), ("algorithm.advantage=pass_k",),
             ("algorithm.advantage=opo", "algorithm.advantage_scale=batch"), ("algorithm.aggregation=gdpo",),
-            ("algorithm.difficulty=univg_exp",), ("algorithm.difficulty=dgrpo",),
+            ("algorithm.difficulty=univg_exp",), ("algorithm.difficulty=softmax",),
             ("algorithm.aggregation=gdpo", "algorithm.difficulty=univg_log")]
 
 
@@ -97,7 +106,35 @@ def test_gdpo_sums_normalised_parts_and_whitens_over_the_step() -> None:
     assert found == pytest.approx(naive, rel=1e-4)
 
 
-def test_batch_scale_is_reinforce_plus_plus_baseline() -> None:
+def test_batch_scale_is_what_verl_computes_for_reinforce_plus_plus_baseline() -> None:
+    told = json.loads((Path(__file__).parent / "peer_batch_scale.json").read_text(encoding="utf-8"))
+    weights = {"accuracy": 1.0}
+    groups = [group(i, [score({"accuracy": r}, weights) for r in g]) for i, g in enumerate(told["groups"])]
+    found = advantages(groups, "algorithm.advantage_scale=batch")
+    for g, expected in zip(groups, told["reinforce_plus_plus_baseline"], strict=True):
+        assert found[g.key] == pytest.approx(expected, abs=2e-5)
+
+
+def test_batch_rewards_scale_is_trls_batch() -> None:
+    """TRL's own lines, on the same rewards."""
+    _torchvision_cpu.install()  # TRL imports torchvision, which beside a CPU torch needs help
+    trl = pytest.importorskip("trl.trainer.grpo_trainer")
+    source = inspect.getsource(trl.GRPOTrainer._generate_and_score_completions)
+    lines = source[source.index("mean_grouped_rewards = torch.nanmean("):]
+    lines = lines[:lines.index("is_std_zero = ")]
+    groups = random_groups()
+    names = {"torch": torch, "nanstd": trl.nanstd, "self": SimpleNamespace(scale_rewards="batch"), "num_generations": 4,
+             "rewards": torch.tensor([g.rewards_G for g in groups], dtype=torch.float64).flatten()}
+    exec(textwrap.dedent(" " * 12 + lines), names)
+    found = np.concatenate(list(advantages(groups, "algorithm.advantage_scale=batch_rewards").values()))
+    assert found == pytest.approx(names["advantages"].numpy(), rel=1e-6)
+    easy, hard = ([score({"accuracy": a, "style": 0.0}) for a in accuracy] for accuracy in ((0.95, 1.0), (0.0, 0.05)))
+    spread = {scale: max(advantages([group(0, easy), group(1, hard)], f"algorithm.advantage_scale={scale}")[1, 0, 0])
+              for scale in ("batch", "batch_rewards")}
+    assert spread["batch"] > 10 * spread["batch_rewards"], "whose std it is makes the difference"
+
+
+def test_batch_scale_divides_by_the_std_of_what_the_baseline_leaves() -> None:
     groups = random_groups()
     flat = np.concatenate([np.array(g.rewards_G) - np.mean(g.rewards_G) for g in groups])
     found = np.concatenate(list(advantages(groups, "algorithm.advantage_scale=batch").values()))
@@ -207,6 +244,9 @@ def test_ema_is_kept_per_task_or_source_and_logged() -> None:
     (["data.selection=varianc"], "'none', 'variance' or 'std'"),
     (["data.selection={kind: variance, threshold: 2}"], r"relative: expected \[0, 1\]\), found 2"),
     (["data.selection.kappa=1"], "Known here: kind, threshold"),
+    (["algorithm.kl.estimator=k1"], "is 0 in expectation, so that only noise is added; use k3"),
+    (["algorithm.difficulty=dgrpo"], "is called softmax now: it is a formula of mmrl's own"),
+    (["algorithm.advantage=rloo", "algorithm.advantage_scale=batch_rewards"], "rloo is defined with .* none or batch, found"),
 ])
 def test_combinations_that_mean_nothing_are_refused_on_load(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -215,3 +255,25 @@ def test_combinations_that_mean_nothing_are_refused_on_load(overrides: list[str]
 
 def test_selection_may_be_written_short() -> None:
     assert settings("data.selection=std").data.selection.kind == "std" and settings().data.selection.kind == "none"
+
+
+def test_gspo_brings_its_own_clip_range_and_aggregation() -> None:
+    """Its paper's section 5.1 (3e-4, 4e-4), verl's examples/gspo_trainer (clip_ratio_low, _high, seq-mean-token-mean)."""
+    a = settings("algorithm.importance=sequence").algorithm
+    assert (a.clip_low, a.clip_high, a.aggregate) == (3e-4, 4e-4, "sequence_mean") and not remarks(settings("seed=1"))
+    assert not remarks(settings("algorithm.importance=sequence"))
+    other = settings("algorithm.importance=sequence", "algorithm.clip_low=0.2", "algorithm.aggregate=token_mean")
+    assert (other.algorithm.clip_low, other.algorithm.clip_high) == (0.2, 4e-4), "what is said stays"
+    clip, weight = remarks(other)
+    assert "clip_low 0.2" in clip and "nothing will be clipped" in clip and "aggregate token_mean" in weight
+    assert settings("algorithm.importance=token").algorithm.clip_low == 0.2
+    again = RunConfig.model_validate(settings("algorithm.importance=sequence").model_dump())
+    assert again.algorithm == a, "a resolved file says the same"
+
+
+def test_the_clip_range_of_tokens_never_binds_for_sequences() -> None:
+    """Why: ratios of tokens and of sequences under the same update, 64 sequences of 200 tokens whose log-probs moved by 0.2."""
+    noise = 0.2 * np.random.default_rng(0).standard_normal((64, 200))
+    assert (np.abs(np.exp(noise) - 1) > 0.2).mean() > 0.2
+    ratios = np.abs(np.exp(noise.mean(1)) - 1)
+    assert not (ratios > 0.2).any() and (ratios > 4e-4).mean() > 0.5

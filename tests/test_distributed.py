@@ -126,7 +126,7 @@ def make(tmp_path: Path, kind: str) -> dict[str, Any]:
 EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic sampling": ("mixed", {}),
     "one prompt for two processes, kl": ("mixed", {"train": {"prompts_per_step": 1}, "algorithm": {"kl": {"coef": 0.05}}}),
-    "ema and selection": ("mixed", {"algorithm": {"advantage_scale": "ema", "difficulty": "dgrpo"},
+    "ema and selection": ("mixed", {"algorithm": {"advantage_scale": "ema", "difficulty": "softmax"},
                                     "data": {"selection": {"kind": "variance", "threshold": 0.01, "rest": 1}}}),
     "gdpo": ("text", {"algorithm": {"aggregation": "gdpo"}})}
 # engine, how one process breaks its run, which one; under ddp each waits for the other between two steps, under fsdp2 in every

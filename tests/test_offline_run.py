@@ -218,7 +218,7 @@ def test_what_cannot_be_used_is_recorded_and_never_cut(tmp_path: Path) -> None:
     {"aggregation": "gdpo", "contrast": {"kind": "mask", "skip": False}, "overlong": "soft", "overlong_buffer": 4},
     {"advantage_scale": "ema", "kl": {"coef": 0.1}, "epochs": 2, "minibatches": 2},
     {"advantage": "rloo", "advantage_scale": "batch"},
-    {"advantage": "opo", "advantage_scale": "none", "aggregate": "sequence_mean", "difficulty": "dgrpo"}])
+    {"advantage": "opo", "advantage_scale": "none", "aggregate": "sequence_mean", "difficulty": "softmax"}])
 def test_it_works_with_the_other_options(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     made = trainer(tmp_path, {"per_group": 2}, [{"offline": [{"text": TEXT}, {"text": "abc"}, {"text": "xyz"}]}] * 3,
                    algorithm=algorithm)

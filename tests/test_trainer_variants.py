@@ -50,7 +50,7 @@ def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "ema": {"algorithm": {"advantage_scale": "ema", "ema": {"decay": 0.5}}},
-    "ema by source": {"algorithm": {"advantage_scale": "ema_within", "ema": {"by": "source"}, "difficulty": "dgrpo"}},
+    "ema by source": {"algorithm": {"advantage_scale": "ema_within", "ema": {"by": "source"}, "difficulty": "softmax"}},
     "gdpo": {"algorithm": {"aggregation": "gdpo", "difficulty": "univg_exp"}},
     "batch": {"algorithm": {"advantage_scale": "batch", "difficulty": "univg_power", "difficulty_power": 2.0}},
     "rloo": {"algorithm": {"advantage": "rloo", "advantage_scale": "none", "difficulty": "univg_log"}},

@@ -10,6 +10,7 @@ from mmrl.algorithms.advantages import (
     group_advantages,
     group_std,
     has_signal,
+    over_rewards_std,
     whiten,
 )
 from mmrl.algorithms.contrast import ContrastSettings, bonuses, needs_contrast
@@ -92,7 +93,7 @@ __all__ = [
     "Verdict", "behave_weights", "bonuses", "centred", "chunk_gae", "critic_warming_up", "denominator",
     "difficulty_weights", "gae_advantages", "gdpo_advantages", "gradient_scale", "group_advantages",
     "group_outcome", "group_std", "has_signal", "kl_estimate", "largest_variance", "length_weights", "make_grid",
-    "needs_contrast", "normalise", "off_policy_loss", "overlong_penalty", "policy_loss", "soft_overlong_penalty",
-    "step_rewards", "token_mask", "trainable", "trajectory_in_loss", "trajectory_return",
+    "needs_contrast", "normalise", "off_policy_loss", "over_rewards_std", "overlong_penalty", "policy_loss",
+    "soft_overlong_penalty", "step_rewards", "token_mask", "trainable", "trajectory_in_loss", "trajectory_return",
     "truncated_importance", "value_loss", "whiten", "within_bounds",
 ]

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmrl.errors import ConfigError, NonFiniteError, RewardError, did_you_mean
 
 __all__ = ["AdvantageScale", "Baseline", "SIGNAL_TOLERANCE", "centred", "gdpo_advantages", "group_advantages", "group_std",
-           "has_signal", "whiten"]
+           "has_signal", "over_rewards_std", "whiten"]
 
 AdvantageScale = Literal["std", "none"]
 Baseline = Literal["grpo", "rloo", "opo", "pass_k"]
@@ -141,3 +141,15 @@ def whiten(groups: Sequence[Sequence[float]], eps: float = 1e-6) -> list[list[fl
     mean = math.fsum(flat) / len(flat)
     std = math.sqrt(math.fsum((a - mean) ** 2 for a in flat) / (len(flat) - 1))
     return [[(a - mean) / (std + eps) for a in group] for group in groups]
+
+
+def over_rewards_std(offsets: Sequence[Sequence[float]], rewards: Sequence[Sequence[float]],
+                     eps: float = 1e-4) -> list[list[float]]:
+    """Centred rewards of all groups of a step divided by the unbiased std + eps of all their rewards (Lite PPO, Liu et al. 2025,
+    arXiv 2508.08221; TRL's scale_rewards batch and its eps).
+
+    The rewards themselves spread, prompts against prompts included, where `whiten` divides by the spread of what is left
+    after the baseline: easy and hard prompts in one step make this divisor larger and the advantages smaller.
+    """
+    std = group_std([r for group in rewards for r in group])
+    return [[a / (std + eps) for a in group] for group in offsets]

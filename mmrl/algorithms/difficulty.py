@@ -15,7 +15,7 @@ from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["Difficulty", "difficulty_weights"]
 
-Difficulty = Literal["none", "univg_exp", "univg_power", "univg_log", "dgrpo"]
+Difficulty = Literal["none", "univg_exp", "univg_power", "univg_log", "softmax"]
 
 
 def difficulty_weights(accuracies: Sequence[float], kind: Difficulty, *, power: float = 1.0,
@@ -26,9 +26,8 @@ def difficulty_weights(accuracies: Sequence[float], kind: Difficulty, *, power: 
     univg_exp    exp(1 - m)                  UniVG-R1 (arXiv 2505.14231), the one its script uses: e ... 1
     univg_power  (1.05 - m) ** power         UniVG-R1
     univg_log    max(0, -log(0.02 + m))      UniVG-R1; without the max, m > 0.98 would turn the gradient round
-    dgrpo        n * exp(-m / T) / sum over the step's n groups of exp(-m / T): difficulty weights of mean 1, so that the
-                 step's size stays. As defined here, after the question weights of difficulty-aware GRPO variants; no
-                 published formula was at hand to compare with. The only kind that looks beyond its own group.
+    softmax      n * exp(-m / T) / sum over the step's n groups of exp(-m / T): weights of mean 1, so that the step's size
+                 stays. mmrl's own formula. The only kind that looks beyond its own group.
     """
     if kind not in get_args(Difficulty):
         raise ConfigError(f"expected difficulty {', '.join(get_args(Difficulty))}, found {kind!r}."
@@ -40,7 +39,7 @@ def difficulty_weights(accuracies: Sequence[float], kind: Difficulty, *, power: 
         return [(1.05 - m) ** power for m in levels]
     if kind == "univg_log":
         return [max(0.0, -math.log(0.02 + m)) for m in levels]
-    if kind == "dgrpo":
+    if kind == "softmax":
         raw = [math.exp(-m / temperature) for m in levels]
         total = math.fsum(raw)
         return [len(raw) * r / total for r in raw]

@@ -55,7 +55,7 @@ class ObjectiveSettings:
     kl_coef: float = 0.0
     """Weight of the KL term against the reference policy; above 0 it needs reference log-probs."""
     kl_estimator: KLEstimator = "k3"
-    """See `kl_estimate`; k1 as a loss term has no regularising gradient."""
+    """See `kl_estimate`; k1 is measured only, not a loss: its gradient is 0 in expectation."""
     log_ratio_clamp: float = 20.0
     """Log-ratios are clamped to +-this before exp. The clamp also stops the gradient, so it is counted."""
     offline: OfflineSettings = field(default_factory=OfflineSettings)
@@ -77,6 +77,9 @@ class ObjectiveSettings:
         if self.aggregate == "dr_grpo" and not (self.max_completion_length or 0) > 0:
             raise ConfigError("aggregate 'dr_grpo' divides by a constant length: expected max_completion_length above "
                               f"0, found {self.max_completion_length}; set it to the rollout's token limit")
+        if self.kl_coef > 0 and self.kl_estimator == "k1":
+            raise ConfigError("expected kl_estimator k3 or k2 for a KL term in the loss, found k1: its gradient is 0 in "
+                              "expectation, so that it adds noise and regularises nothing; k1 may be measured (kl_coef 0)")
         if self.kl_coef < 0:
             raise ConfigError(f"expected kl_coef at least 0, found {self.kl_coef}")
         if not 0 < self.log_ratio_clamp <= 80:
@@ -183,7 +186,7 @@ def kl_estimate(log_ratio: Tensor, estimator: KLEstimator) -> Tensor:
     k1 = -d, unbiased, either sign. k2 = d^2 / 2, biased, >= 0. k3 = exp(d) - d - 1, unbiased, >= 0, low variance.
     As a *loss term* their gradients differ from their values (samples from the policy, on-policy expectation): k1 has
     gradient E[grad logp] = 0, so it only adds noise and regularises nothing; k2 has the gradient of KL(policy ||
-    reference); k3 has that of KL(reference || policy). Prefer k3 (or k2); k1 belongs into the reward.
+    reference); k3 has that of KL(reference || policy). So k1 is refused as a loss term.
     """
     if estimator == "k1":
         return -log_ratio

@@ -233,11 +233,11 @@ def test_difficulty_weights_are_their_formulas(levels: list[float]) -> None:
     assert difficulty_weights(levels, "univg_power", power=2.5) == pytest.approx(((1.05 - m) ** 2.5).tolist())
     assert difficulty_weights(levels, "univg_log") == pytest.approx(np.maximum(0, -np.log(0.02 + m)).tolist(), abs=1e-12)
     soft = np.exp(-m / 2) / np.exp(-m / 2).sum() * len(m)
-    assert difficulty_weights(levels, "dgrpo") == pytest.approx(soft.tolist()) and np.mean(soft) == pytest.approx(1)
+    assert difficulty_weights(levels, "softmax") == pytest.approx(soft.tolist()) and np.mean(soft) == pytest.approx(1)
     assert difficulty_weights(levels, "none") == [1.0] * len(levels)
 
 
-@pytest.mark.parametrize("kind", ["univg_exp", "univg_power", "univg_log", "dgrpo"])
+@pytest.mark.parametrize("kind", ["univg_exp", "univg_power", "univg_log", "softmax"])
 def test_harder_prompts_never_weigh_less_and_no_weight_turns_the_gradient_round(kind: Any) -> None:
     weights = difficulty_weights([i / 50 for i in range(51)], kind)
     assert all(a >= b >= 0 for a, b in itertools.pairwise(weights)) and weights[0] > weights[-1]

@@ -78,7 +78,7 @@ ALL = list(itertools.product(("token", "sequence"), AGGREGATES, (None, 3.0), ("k
 
 @pytest.mark.parametrize(("importance", "aggregate", "dual", "estimator"), ALL)
 def test_equals_the_naive_loops(importance, aggregate, dual, estimator) -> None:
-    s = ObjectiveSettings(importance=importance, aggregate=aggregate, dual_clip=dual, kl_coef=0.1,
+    s = ObjectiveSettings(importance=importance, aggregate=aggregate, dual_clip=dual, kl_coef=0.0 if estimator == "k1" else 0.1,
                           kl_estimator=estimator, max_completion_length=16)
     for seed in range(3):
         t = _tokens(seed)
@@ -289,6 +289,7 @@ def test_fractional_masks_are_refused() -> None:
     ({"aggregate": "token_meen"}, r"mean, sequence_mean, dr_grpo, found 'token_meen'\. Did you mean 'token_mean'\?"),
     ({"importance": "sequences"}, r"Did you mean 'sequence'\?"),
     ({"kl_estimator": "low_var_kl"}, "k1, k2, k3, found 'low_var_kl'"),
+    ({"kl_estimator": "k1", "kl_coef": 0.1}, "k3 or k2 for a KL term in the loss, found k1: its gradient is 0 in expectation"),
     ({"clip_low": 1.5}, r"clip_low in \(0, 1\], found 1.5"),
     ({"clip_high": 0.0}, "clip_high above 0, found 0.0"),
     ({"dual_clip": 1.2}, r"dual_clip above 1 \+ clip_high = 1.28, found 1.2"),
