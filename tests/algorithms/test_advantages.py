@@ -95,5 +95,5 @@ def test_user_errors_say_what_to_do() -> None:
         group_advantages([0, 1], clip=0.0)
     with pytest.raises(NonFiniteError, match="found nan at position 1 of a group of 3"):
         group_advantages([0.0, float("nan"), 1.0])
-    with pytest.raises(NonFiniteError):
-        has_signal([float("inf"), 0.0])
+    with pytest.raises(NonFiniteError, match="found inf at position 0"):
+        has_signal([float("inf"), 0.0, float("nan")])

@@ -63,8 +63,10 @@ def test_equal_rewards_and_lonely_ones_give_exactly_zero(kind: Any) -> None:
 def test_unknown_estimators_and_missing_lengths_are_named() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'rloo'"):
         centred([0.0, 1.0], "rlo")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="one length in tokens per reward"):
-        centred([0.0, 1.0], "opo")
+    for lengths in (None, [3], [1, 2, 3], [0, 0]):
+        with pytest.raises(ConfigError, match="one length in tokens per reward"):
+            centred([0.0, 1.0], "opo", lengths)
+    assert centred([0.0, 1.0], "opo", [1, 0]) == [0.0, 1.0], "an empty completion has no weight in the baseline"
 
 
 parts_group = st.lists(st.fixed_dictionaries({"acc": unit, "fmt": unit, "note": unit}), min_size=2, max_size=8)
@@ -89,6 +91,8 @@ def test_gdpo_keeps_a_small_part_from_being_swamped() -> None:
 def test_gdpo_without_a_part_is_an_error_that_names_it() -> None:
     with pytest.raises(RewardError, match=r"part 'fmt' on every completion .* completion 1 \(it has \['acc'\]\)"):
         gdpo_advantages([{"acc": 1.0, "fmt": 1.0}, {"acc": 0.0}], {"acc": 0.9, "fmt": 0.1})
+    with pytest.raises(RewardError, match=r"completion 0 \(it has \['acc'\]\)"):
+        gdpo_advantages([{"acc": 1.0}, {"fmt": 0.0}, {}], {"fmt": 0.1})
     assert gdpo_advantages([{"acc": 1.0}, {"acc": 0.0}], {"acc": 1.0, "fmt": 0.0}), "an unweighted part is not read"
 
 
