@@ -2,8 +2,10 @@
 
 non_finite, entropy_collapse, reward_stuck (parsing works but nothing is ever right, in the whole step or in one data source:
 usually a wrong coordinate frame), logprob_gap (sampler and trainer disagree), prompts_failed (no prompt of a step could be
-read), task_failed (simulators: no episode of a task has finished for alarms.zero_reward_steps steps), checkpoint_failed. Each fires
-once until it has cleared again; reward_stuck once per source, task_failed once per task.
+read), task_failed (simulators: no episode of a task has finished for alarms.zero_reward_steps steps), checkpoint_failed; those of
+mmrl.diagnosis where they last for alarms.steps steps: parse_rate, no_signal, zero_gradient, truncated, reward_failures; and
+never_trained: no gradient in any step since the run began. Each fires once until it has cleared again; reward_stuck and parse_rate
+once per source, task_failed once per task.
 weight_sync (a rollout engine with a copy of the weights did not get those of now) and a non-finite loss stop the run where they
 happen: the trainer writes these two itself.
 """
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl.config import AlarmConfig
+from mmrl.diagnosis import diagnose, trained
 
 __all__ = ["Alarm", "AlarmBoard"]
 
@@ -39,6 +42,8 @@ class AlarmBoard:
         self._active: set[str] = set()
         self._stuck: set[str] = set()  # sources whose alarm has been raised
         self._failed_by_task: dict[str, int] = {}  # steps in a row in which no episode of it finished
+        self._lasting: dict[str, int] = {}  # steps in a row of a finding, by 'name/source'
+        self._untrained: int | None = 0  # steps since the run began; None from the first gradient on
 
     def check(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
         """Alarms newly raised by this step's metrics."""
@@ -69,7 +74,35 @@ class AlarmBoard:
             new += [Alarm(step, "reward_stuck", _stuck_message(row, f"train/{s}", [s], self._zero_by_source[s]))
                     for s in stuck if s not in self._stuck]
         self._active, self._stuck = set(found), set(stuck)
-        return new + self._dead_tasks(step, row)
+        return [*new, *self._dead_tasks(step, row), *self._diagnosed(step, row), *self._never_trained(step, row)]
+
+    def _diagnosed(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
+        """Count this step for what is wrong in it; an alarm for what has just lasted for alarms.steps steps.
+
+        A step that holds nothing of a source says nothing about it: its count stays.
+        """
+        findings = {f"{f.name}/{f.source}": f for f in diagnose(row, self.config)}
+        absent = {key: n for key, n in self._lasting.items() if (source := key.partition("/")[2])
+                  and f"train/{source}/parse_rate" not in row}
+        whole = findings.get("parse_rate/")
+        counts = {key: self._lasting.get(key, 0) + 1 for key in findings}
+        if whole is not None:  # no source keeps the format: their own counts go on, and the one alarm is enough
+            counts |= {key: n + 1 for key, n in self._lasting.items() if key.startswith("parse_rate/") and key not in findings}
+        self._lasting = {**absent, **counts}
+        return [Alarm(step, f.name, f"{self._lasting[key]} step{'s' * (self.config.steps > 1)} in a row: {f.message}", f.severity)
+                for key, f in findings.items() if self._lasting[key] == self.config.steps]
+
+    def _never_trained(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
+        """An alarm when the run has taken alarms.untrained_steps steps without a gradient in any of them."""
+        if self._untrained is None or "train/grad_norm" not in row:
+            return []
+        self._untrained = None if trained(row) else self._untrained + 1
+        if self._untrained != self.config.untrained_steps:
+            return []
+        causes = diagnose(row, self.config)  # the first is the cause of the others
+        why = causes[0].message if causes else "the steps had nothing in their loss"
+        return [Alarm(step, "never_trained", f"in none of the first {self._untrained} steps was anything trained: {why}. "
+                                             "`mmrl try CONFIG` asks the model before a run", "error")]
 
     def _dead_tasks(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
         """Count this step for each task of which it played episodes; an alarm for those that have just failed for too long."""
@@ -106,13 +139,15 @@ class AlarmBoard:
     def state_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {"zero_steps": self._zero_steps, "zero_by_source": dict(self._zero_by_source), "active": sorted(self._active),
-                "stuck": sorted(self._stuck), "failed_by_task": dict(self._failed_by_task)}
+                "stuck": sorted(self._stuck), "failed_by_task": dict(self._failed_by_task),
+                "lasting": dict(self._lasting), "untrained": self._untrained}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`; checkpoints written before sources were counted start those counts at 0."""
         self._zero_steps, self._active = state["zero_steps"], set(state["active"])
         self._zero_by_source, self._stuck = dict(state.get("zero_by_source", {})), set(state.get("stuck", ()))
-        self._failed_by_task = dict(state.get("failed_by_task", {}))
+        self._failed_by_task, self._lasting = dict(state.get("failed_by_task", {})), dict(state.get("lasting", {}))
+        self._untrained = state.get("untrained")  # an older checkpoint does not say: taken for trained
 
 
 def _scores_nothing(row: Mapping[str, Any], where: str) -> bool:

@@ -153,3 +153,83 @@ def test_a_robot_that_never_succeeds_is_stuck_too() -> None:
     message = AlarmBoard(AlarmConfig(zero_reward_steps=1)).check(1, {"step": 1, **dead})[0].message
     assert "succeeded" in message and "model.frame" not in message
     assert not AlarmBoard(AlarmConfig(zero_reward_steps=1)).check(1, {"step": 1, **dead, "train/accuracy": 0.1})
+
+
+# A row of a run in which nothing is learned, as `scripts/train_grounding.sh` gave it on a model that does not know the format.
+DEAD = {"train/reward/mean": 0.0, "train/parse_rate": 0.0, "train/boxes/parse_rate": 0.0, "train/reward/part/accuracy": 0.0,
+        "train/clipped_share": 0.99, "train/zero_variance_share": 1.0, "train/groups/asked": 192.0, "train/groups/kept": 0.0,
+        "train/groups/no_signal": 192.0, "train/groups/failed": 0.0, "train/groups/all_zero": 192.0, "train/groups/all_one": 0.0,
+        "train/grad_norm": 0.0, "train/loss": None, "train/entropy": None, "train/failed/no_box": 0.97, "train/failed/empty": 0.03}
+LIVE = {**DEAD, "train/parse_rate": 0.4, "train/boxes/parse_rate": 0.4, "train/clipped_share": 0.2, "train/groups/kept": 12.0,
+        "train/groups/no_signal": 180.0, "train/grad_norm": 0.3, "train/entropy": 1.0, "train/reward/part/accuracy": 0.1}
+
+
+def raised(board: AlarmBoard, rows: list[dict[str, float | None]]) -> list[list[str]]:
+    return [[a.name for a in board.check(step, {"step": step, **row})] for step, row in enumerate(rows, 1)]
+
+
+def test_a_dead_run_is_alarmed_within_three_steps_and_stopped_after_ten() -> None:
+    board = AlarmBoard(AlarmConfig())
+    assert raised(board, [DEAD] * 11) == [[], [], ["parse_rate", "truncated", "no_signal"], *[[]] * 6, ["never_trained"], []]
+    board = AlarmBoard(AlarmConfig(steps=1, untrained_steps=4))
+    first = board.check(1, {"step": 1, **DEAD})
+    format_, *_ = first
+    assert format_.severity == "error" and "0% of the answers keep the format" in format_.message
+    assert "no_box 97%" in format_.message and "raise rollout.max_new_tokens" in format_.message
+    assert board.must_stop(first) is None, "a cold start may keep the format rarely at first"
+    assert AlarmBoard(AlarmConfig(stop=["parse_rate"])).must_stop(first) is format_
+    [last] = [alarm for step in (2, 3, 4) for alarm in board.check(step, {"step": step, **DEAD})]
+    assert board.must_stop([last]) is last and "first 4 steps" in last.message and "mmrl try" in last.message
+
+
+def test_a_run_that_learned_something_is_never_stopped_for_having_learned_nothing() -> None:
+    board = AlarmBoard(AlarmConfig())
+    names_ = raised(board, [DEAD, DEAD, LIVE, *[DEAD] * 40])
+    assert names_.count(["parse_rate", "truncated", "no_signal"]) == 1 and sum(map(len, names_)) == 3
+    assert raised(AlarmBoard(AlarmConfig()), [LIVE] * 20) == [[]] * 20
+
+
+def test_the_count_towards_never_trained_survives_a_resume_and_old_checkpoints_stop_nothing() -> None:
+    first = AlarmBoard(AlarmConfig())
+    raised(first, [DEAD] * 9)
+    second = AlarmBoard(AlarmConfig())
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert raised(second, [DEAD]) == [["never_trained"]]
+    old = AlarmBoard(AlarmConfig())
+    old.load_state_dict({"zero_steps": 0, "active": []})
+    assert ["never_trained"] not in raised(old, [DEAD] * 30)
+
+
+LIVING = {k.removeprefix("train/"): v for k, v in LIVE.items()}
+PARSED = {"parse_rate": 1.0, "boxes/parse_rate": 1.0, "clipped_share": 0.0}
+
+
+@pytest.mark.parametrize(("changes", "name", "words"), [
+    ({"groups/kept": 5.0, "parse_rate": 0.9, "boxes/parse_rate": 0.9, "clipped_share": 0.0}, "zero_gradient", "exactly 0"),
+    ({"groups/all_one": 192.0, "groups/all_zero": 0.0, **PARSED}, "no_signal", "every answer is right"),
+    ({"groups/all_zero": 10.0, **PARSED}, "no_signal", "rollout.temperature"),
+    ({**LIVING, "failed/reward_timeout": 0.1}, "reward_failures", "reward_timeout 10%"),
+    ({**LIVING, "clipped_share": 0.96}, "truncated", "96% of the answers"),
+    ({**LIVING, "boxes/parse_rate": 0.0}, "parse_rate", "source 'boxes'")])
+def test_each_cause_has_an_alarm_of_its_own(changes: dict[str, float], name: str, words: str) -> None:
+    row = {**DEAD, **{f"train/{k}": v for k, v in changes.items()}}
+    [alarm] = AlarmBoard(AlarmConfig(steps=1, zero_reward_steps=99)).check(1, {"step": 1, **row})
+    assert alarm.name == name and words in alarm.message, alarm
+
+
+def test_one_source_that_never_keeps_its_format_is_named_once_over_the_steps_that_hold_it() -> None:
+    dead = {**LIVE, "train/json/parse_rate": 0.0}
+    board = AlarmBoard(AlarmConfig())
+    found = raised(board, [dead, LIVE, dead, LIVE, dead, dead, {**LIVE, "train/json/parse_rate": 0.5}, dead, dead, dead])
+    assert found == [[], [], [], [], ["parse_rate"], [], [], [], [], ["parse_rate"]]
+    both = raised(AlarmBoard(AlarmConfig()), [{**DEAD, "train/json/parse_rate": 0.0}] * 9)
+    assert [step for step, names_ in enumerate(both, 1) for name in names_ if name == "parse_rate"] == [3]
+
+
+def test_a_robot_whose_groups_never_differ_has_no_signal_and_no_format() -> None:
+    robot = {"train/parse_rate": 1.0, "train/accuracy": 0.0, "train/success_once": 0.0, "train/episodes": 32.0,
+             "train/groups/asked": 8.0, "train/groups/trained": 0.0, "train/groups/failed": 0.0, "train/grad_norm": 0.0}
+    [alarm] = AlarmBoard(AlarmConfig(steps=1)).check(1, {"step": 1, **robot})
+    assert alarm.name == "no_signal" and "0% of the episodes succeed" in alarm.message and "env.horizon" in alarm.message
+    crashed = {**robot, "train/parse_rate": 0.0, "train/groups/failed": 8.0}
+    assert raised(AlarmBoard(AlarmConfig(steps=1)), [crashed]) == [["prompts_failed"]]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from mmrl.cli.display import fit_parts, step_parts
 from mmrl.cli.evaluation import print_skipped
-from mmrl.cli.run import _eval_note, _step_note, results_table
+from mmrl.cli.run import _eval_note, results_table
 from mmrl.config import DataSource
 from mmrl.data import LoadedSource
 from tests.album_task import Album
@@ -77,9 +78,9 @@ def test_the_line_after_an_evaluation_names_the_watched_metric_and_every_source(
 
 @pytest.mark.parametrize(("row", "watched", "shown"), [
     ({"train/correct": 0.5}, "macro", "correct 0.500"), ({"train/iou": 0.25, "train/ned": 0.5}, "ned", "ned 0.500"),
-    ({"train/iou": None}, "iou", "iou -"), ({}, "reward", "reward -  entropy")])
+    ({"train/iou": None}, "iou", "iou -"), ({}, "reward", "reward -  parsed -  signal -")])
 def test_the_line_of_a_step_shows_a_metric_that_is_measured(row: dict[str, Any], watched: str, shown: str) -> None:
-    assert shown in _step_note(row, watched)
+    assert shown in fit_parts(step_parts(row, watched), None)
 
 
 def test_rows_left_out_are_printed_with_their_reasons(capsys: pytest.CaptureFixture[str]) -> None:

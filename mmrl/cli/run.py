@@ -14,10 +14,12 @@ import typer
 import yaml
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mmrl.cli.display import Display, Part, step_parts
 from mmrl.config import RunConfig, effective_threads, load_config
+from mmrl.diagnosis import trained
+from mmrl.errors import MMRLError
 from mmrl.presets import read_preset
 
 if TYPE_CHECKING:
@@ -25,33 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["is_embodied", "results_table", "run_config", "sft_command", "train_command"]
 
-_console = Console(stderr=True)
 _RATES = {"success_once": "success rate", "success_at_end": "success at end"}
-
-
-class _Display:
-    """Progress bar with ETA on a terminal, one line now and then elsewhere."""
-
-    def __init__(self, total: int, quiet: bool) -> None:
-        self.quiet, self.total = quiet, total
-        self.bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                            TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=_console,
-                            disable=quiet or not _console.is_terminal)
-        self.line = self.bar.add_task("training", total=total, note="")
-
-    def step(self, step: int, note: str) -> None:
-        self.bar.update(self.line, completed=step, note=note)
-        if not self.quiet and not _console.is_terminal and (step % max(1, self.total // 20) == 0 or step == self.total):
-            _console.print(f"step {step}/{self.total}  {note}", highlight=False)
-
-    def say(self, text: str, style: str = "") -> None:
-        if not self.quiet or style:
-            self.bar.console.print(text, style=style, highlight=False)
-
-
-def _number(row: Mapping[str, Any], key: str, form: str = ".3f") -> str:
-    value = row.get(key)
-    return "-" if value is None else format(value, form)
 
 
 def run_config(path: Path, overrides: list[str], preset: str | None = None) -> RunConfig:
@@ -86,42 +62,77 @@ def train_command(config: Path, overrides: list[str], *, resume: bool | Literal[
     """Run the trainer with a display; returns the run's folder."""
     settings = run_config(config, overrides, preset)
     _quieten(settings)
-    from mmrl.memory import announce_memory
     from mmrl.report import build_report
 
-    display = _Display(settings.train.steps, quiet)
-    watched = ""
-
-    def on_event(kind: str, payload: Any) -> None:
-        nonlocal watched
-        if kind == "checked":
-            announce_memory(settings, display.say)
-        elif kind == "start":
-            watched = payload["best_metric"].partition("/")[2]
-            display.say(f"run {payload['folder']}: {payload['trainable']:,} trainable parameters"
-                        + (f", resumed after step {payload['step']}" if payload["step"] else "")
-                        + (f", {payload['rejected']} rows rejected (rejected.jsonl)" if payload["rejected"] else ""))
-            if skipped := payload.get("skipped"):
-                display.say(f"{sum(skipped.values()):,} rows left out (skipped.json): " + ", ".join(
-                    f"{count:,} {reason}" for reason, count in sorted(skipped.items())))
-            for note in payload.get("notes", ()):
-                display.say(note)
-        elif kind == "step":
-            display.step(payload["step"], _step_note(payload, watched))
-        elif kind == "alarm":
-            display.say(f"alarm at step {payload.step}: {payload.name}: {payload.message}", "yellow")
-        elif kind == "eval":
-            display.say(_eval_note(payload.results, watched))
-
-    with _saying_how_to_go_on(), display.bar:
-        trainer = _trainer_class(settings)(settings, resume=resume, overwrite=overwrite, on_event=on_event)
-        trainer.fit()
+    display = Display(settings.train.steps, quiet)
+    told = _Teller(settings, display)
+    trainer: Any = None
+    try:
+        with _saying_how_to_go_on(), display:
+            trainer = _trainer_class(settings)(settings, resume=resume, overwrite=overwrite, on_event=told)
+            trainer.fit()
+    except (MMRLError, SystemExit):
+        if told.steps and trainer is not None and trainer.world.is_main:
+            typer.echo(f"report: {build_report(trainer.folder.path)}")
+        raise
     if trainer.world.is_main:
         page = build_report(trainer.folder.path)
         results_table(trainer.folder.path)
         typer.echo(f"report: {page}")
     trainer.world.close()
     return trainer.folder.path
+
+
+class _Teller:
+    """Says what a trainer tells of (Trainer.on_event)."""
+
+    def __init__(self, settings: RunConfig, display: Display) -> None:
+        self.settings, self.display, self.watched = settings, display, ""
+        self.steps = self.steps_trained = 0
+        self.alarms: dict[str, int] = {}
+
+    def __call__(self, kind: str, payload: Any) -> None:
+        if hear := getattr(self, f"_{kind}", None):
+            hear(payload)
+
+    def _checked(self, payload: Any) -> None:
+        from mmrl.memory import announce_memory
+
+        announce_memory(self.settings, self.display.say)
+
+    def _start(self, payload: Any) -> None:
+        self.watched = payload["best_metric"].partition("/")[2]
+        self.display.begin(payload["step"])
+        self.display.say(f"run {payload['folder']}: {payload['trainable']:,} trainable parameters"
+                         + (f", resumed after step {payload['step']}" if payload["step"] else "")
+                         + (f", {payload['rejected']} rows rejected (rejected.jsonl)" if payload["rejected"] else ""))
+        if skipped := payload.get("skipped"):
+            self.display.say(f"{sum(skipped.values()):,} rows left out (skipped.json): " + ", ".join(
+                f"{count:,} {reason}" for reason, count in sorted(skipped.items())))
+        for note in payload.get("notes", ()):
+            self.display.say(note)
+
+    def _step(self, row: Any) -> None:
+        self.steps, self.steps_trained = self.steps + 1, self.steps_trained + trained(row)
+        self.display.step(row["step"], step_parts(row, self.watched))
+
+    def _alarm(self, alarm: Any) -> None:
+        self.alarms[alarm.name] = self.alarms.get(alarm.name, 0) + 1
+        self.display.say(f"alarm at step {alarm.step}: {alarm.name}: {alarm.message}",
+                         "bold red" if alarm.severity == "error" else "yellow")
+
+    def _eval(self, evaluation: Any) -> None:
+        self.display.say(_eval_note(evaluation.results, self.watched))
+        if evaluation.results["step"] == 0:
+            self.display.begin(0)  # its time says nothing about the time of a step
+
+    def _end(self, payload: Any) -> None:
+        if self.steps and not self.steps_trained:
+            self.display.say(f"nothing was trained in any of the {self.steps} steps: the weights are those the run began with",
+                             "bold red")
+        elif self.alarms:
+            self.display.say("alarms of this run (alarms.jsonl): " + ", ".join(
+                f"{name} {count}x" for name, count in sorted(self.alarms.items())), "yellow")
 
 
 @contextmanager
@@ -133,26 +144,6 @@ def _saying_how_to_go_on() -> Iterator[None]:
         if os.environ.get("RANK", "0") == "0":
             print(str(stop) or "interrupted; continue with --resume", file=sys.stderr)
         raise SystemExit(getattr(stop, "status", 130)) from None
-
-
-def _step_note(row: Mapping[str, Any], watched: str) -> str:
-    """Reward, then the metric that picks the best checkpoint, else the first of the usual ones that training measures."""
-    if "train/success_once" in row:
-        return _embodied_note(row)
-    usual = ("correct", "iou") if watched == "macro" else ("iou", "correct")
-    shown = next((n for n in (watched, *usual) if n != "reward" and f"train/{n}" in row), None)
-    metric = f"{shown} {_number(row, f'train/{shown}')}  " if shown else ""
-    return (f"reward {_number(row, 'train/reward/mean')}  {metric}entropy {_number(row, 'train/entropy')}  "
-            f"gap {_number(row, 'train/logprob_gap/mean', '.1e')}  {_number(row, 'time/total', '.1f')} s")
-
-
-def _embodied_note(row: Mapping[str, Any]) -> str:
-    """Success rate, groups trained on of those played, entropy, gap, seconds."""
-    failed = row.get("train/failed_attempts") or 0
-    return (f"success rate {_number(row, 'train/success_once', '.0%')}  groups {_number(row, 'train/groups/trained', '.0f')}/"
-            f"{_number(row, 'train/groups/asked', '.0f')}  entropy {_number(row, 'train/entropy')}  gap "
-            f"{_number(row, 'train/logprob_gap/mean', '.1e')}  {_number(row, 'time/total', '.1f')} s"
-            + (f"  failed attempts {failed:.0f}" if failed else ""))
 
 
 def _stand_in(results: Mapping[str, Any]) -> str:
@@ -275,6 +266,10 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
     world.close()
 
 
+def _loss_parts(m: Mapping[str, float]) -> list[Part]:
+    return [(1, f"loss {m['loss']:.3f}"), (2, f"{m['seconds']:.2f} s")]
+
+
 def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
     """Train on the gold answers of the data, save the policy and a list of samples that could not be read."""
     from mmrl.policy.loading import load_policy
@@ -283,9 +278,10 @@ def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
     with world.telling():
         policy = load_policy(settings.model, settings.data, device=world.device)
     world.barrier()
-    display = _Display(settings.train.steps, quiet)
-    with display.bar:
-        last = run_sft(policy, settings, lambda step, m: display.step(step, f"loss {m['loss']:.3f}  {m['seconds']:.2f} s"), world)
+    display = Display(settings.train.steps, quiet)
+    with display:
+        display.begin(0)
+        last = run_sft(policy, settings, lambda step, m: display.step(step, _loss_parts(m)), world)
     with world.telling():
         if world.is_main:
             policy.save(out)
@@ -293,8 +289,8 @@ def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
             record.unlink(missing_ok=True)
             if failures := last["failures"]:
                 record.write_text("".join(json.dumps(row) + "\n" for row in failures), encoding="utf-8")
-                display.say(f"samples left out because they could not be read: {len(failures)} ({escape(str(record))}); first: "
-                            f"{escape(failures[0]['reason'])}", "yellow")
+                display.say(f"samples left out because they could not be read: {len(failures)} ({record}); first: "
+                            f"{failures[0]['reason']}", "yellow")
             typer.echo(f"model: {out}")
     world.barrier()
 
@@ -302,10 +298,10 @@ def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
 def _embodied_sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
     """Record demonstrations where there are none, clone them, save the policy."""
     warmstart = importlib.import_module("robotics.warmstart")
-    display = _Display(settings.demos.steps, quiet)  # type: ignore[attr-defined]
-    with display.bar:
+    display = Display(settings.demos.steps, quiet)  # type: ignore[attr-defined]
+    with display:
         vla, last = warmstart.warm_start(
-            settings, on_step=lambda step, m: display.step(step, f"loss {m['loss']:.3f}  {m['seconds']:.2f} s"),
+            settings, on_step=lambda step, m: display.step(step, _loss_parts(m)),
             on_episode=lambda done, total: display.say(f"recorded {done}/{total} demonstrations")
             if done * 10 // total > (done - 1) * 10 // total else None, world=world)
     with world.telling():

@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from mmrl.config_engine import OperationsConfig
+from mmrl.diagnosis import DIAGNOSES
 from mmrl.errors import ConfigError, MissingExtraError, install_command
 
 __all__ = ["ALARMS", "RunCollector", "metric_name", "metrics_endpoint"]
 
 Listener = Callable[[str, Any], None]
 ALARMS = ("non_finite", "entropy_collapse", "reward_stuck", "logprob_gap", "prompts_failed", "task_failed", "checkpoint_failed",
-          "checkpoint_damaged", "weight_sync")
+          "checkpoint_damaged", "weight_sync", "never_trained", *DIAGNOSES)
 """The names of mmrl.alarms."""
 _LABELS = ("run", "rank")
 

@@ -24,7 +24,7 @@ from mmrl.report.gallery import gallery, parse_failures, worst_cases
 from mmrl.report.gantt import schedule_section
 from mmrl.report.load import Run, load_run
 from mmrl.report.rollouts import rollouts
-from mmrl.report.sections import alarms, configuration, timing
+from mmrl.report.sections import alarms, configuration, dead_note, timing
 from mmrl.report.sources import source_tables
 from mmrl.report.text import esc
 from mmrl.report.verdict import Outcome, header, outcome, tiles, verdict
@@ -135,7 +135,7 @@ def build_report(run_dir: Path) -> Path:
     found = embodied_outcome(run) if embodied else outcome(run)
     sections = embodied_sections(run, found, _notes(run)) if embodied else _sections(run, found)
     sentence = embodied_verdict(run, found) if embodied else verdict(run, found)
-    body = header(run, found, sentence) + _navigation(sections) + "<main>" + "".join(
+    body = header(run, found, sentence) + dead_note(run) + _navigation(sections) + "<main>" + "".join(
         f'<section id="{key}"><h2>{title}</h2>{content}</section>' for key, title, content in sections) + "</main>"
     body += '<footer>Written by mmrl from the files of this run.</footer>'
     return _write(run.folder / "report.html", _page(f"{run.name} · mmrl", body))

@@ -4,22 +4,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mmrl.config import AlarmConfig
+from mmrl.diagnosis import signal_share
 from mmrl.report.charts import Line, bar_chart, line_chart, share_bar
-from mmrl.report.load import Run, Series
+from mmrl.report.load import Run, Series, number
 from mmrl.report.text import esc, plural, short, span
 
-__all__ = ["alarms", "configuration", "timing"]
+__all__ = ["alarms", "configuration", "dead_note", "timing"]
 
 PHASES = {"rollout": "c1", "reward": "c3", "logprobs": "c6", "update": "c2"}
 BESIDE = {"eval": "c5", "checkpoint": "c4"}
 
 
+_COUNTED_STEPS = AlarmConfig().steps
+"""A shorter run cannot raise the alarms that count steps in a row (unless it set alarms.steps lower)."""
+
+
+def dead_note(run: Run) -> str:
+    """In red: that nothing was trained in any step of the run, with the numbers that say why; '' where something was."""
+    norms = [number(row.get("train/grad_norm")) for row in run.metrics]
+    if not norms or any(norms) or not any("train/grad_norm" in row for row in run.metrics):
+        return ""
+    count, facts = len(norms), []
+    for label, name in (("of answers kept the format", "train/parse_rate"), ("were cut at the length limit", "train/clipped_share"),
+                        ("of groups had signal", "")):
+        values = [v for row in run.metrics if (v := number(row.get(name)) if name else _signal(row)) is not None]
+        if values and not (name == "train/parse_rate" and "train/episodes" in run.metrics[0]):
+            facts.append(f"{100 * sum(values) / len(values):.1f} % {label}")
+    return (f'<p class="dead">Nothing was trained in {"any of the" if count > 1 else "the"} {plural(count, "step")}'
+            f'{": " + esc(", ".join(facts)) if facts else ""}. The weights are those the run began with.</p>')
+
+
+def _signal(row: Mapping[str, Any]) -> float | None:
+    return signal_share({name: number(value) for name, value in row.items() if "/groups/" in name})
+
+
 def alarms(run: Run) -> str:
-    """What the alarm board raised, in order of step."""
+    """What the alarm board raised, in order of step. That it raised none is only said of a run that was trained and long enough."""
+    dead = dead_note(run)
     if not run.alarms:
         if "alarms.jsonl is missing" in run.notes:
-            return '<p class="missing">alarms.jsonl is missing.</p>'
-        return '<p class="calm">No alarm was raised.</p>'
+            return f'{dead}<p class="missing">alarms.jsonl is missing.</p>'
+        if not run.metrics:
+            return '<p class="missing">No step has been taken yet: no alarm could be raised.</p>'
+        if dead or len(run.metrics) < _COUNTED_STEPS:
+            return (f'{dead}<p class="missing">No alarm was raised in {plural(len(run.metrics), "step")}; most count '
+                    f'{_COUNTED_STEPS} steps in a row.</p>')
+        return f'<p class="calm">No alarm was raised in {plural(len(run.metrics), "step")}.</p>'
     shown = run.alarms[:100]
     items = "".join(
         f'<li class="{"error" if a.get("severity") == "error" else "warning"}"><span class="step">'
@@ -29,7 +60,7 @@ def alarms(run: Run) -> str:
         f'<p>{esc(str(a.get("message", ""))[:2000])}</p></li>' for a in shown)
     hidden = len(run.alarms) - len(shown)
     more = f'<p class="note">{hidden:,} more in alarms.jsonl</p>' if hidden else ""
-    return f'<ul class="alarms">{items}</ul>{more}'
+    return f'{dead}<ul class="alarms">{items}</ul>{more}'
 
 
 def _seconds(run: Run) -> tuple[dict[str, Series], dict[str, Series]]:
