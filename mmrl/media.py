@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from mmrl.types import ImageSize, Sample, VideoSize
 
-__all__ = ["MAX_ASPECT_RATIO", "MAX_PIXELS", "image_size", "open_image", "sizes_on_disk", "store_bytes"]
+__all__ = ["FORMATS", "MAX_ASPECT_RATIO", "MAX_PIXELS", "image_size", "open_image", "sizes_on_disk", "store_bytes"]
 
 MAX_PIXELS = 89_478_485
 """Default limit on width * height: a quarter of a GiB of RGB, the bound at which Pillow itself suspects a bomb."""
@@ -30,7 +30,12 @@ MAX_PIXELS = 89_478_485
 MAX_ASPECT_RATIO = 200.0
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL processors refuse a picture whose long side exceeds 200 short sides."""
 
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats that are opened, by Pillow's names. Its others are never tried: some start programs (EPS: Ghostscript), and the readers
+of rare ones are the least tested code that a stranger's bytes can reach."""
+
 _ORIENTATION_TAG = 0x0112
+_STRIP = 1 << 18  # deep pixels converted at a time
 _SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": ".png", b"\xff\xd8\xff": ".jpg", b"GIF87a": ".gif", b"GIF89a": ".gif", b"BM": ".bmp",
     b"II*\x00": ".tif", b"MM\x00*": ".tif", b"RIFF": ".webp",
@@ -66,7 +71,7 @@ def _open_lazily(path: str) -> Image:
 
     head = _read_head(path)
     try:
-        return Image.open(path)
+        return Image.open(path, formats=FORMATS)
     except Image.DecompressionBombError as err:
         raise MediaError(f"picture too large to open: {path} ({err}); shrink it first", kind="too_large",
                          path=path) from err
@@ -117,12 +122,15 @@ def _deep_to_8bit(picture: Image, path: str) -> Image:
     import numpy as np
     from PIL import Image
 
-    values = np.asarray(picture).astype(np.float64)
+    values = np.asarray(picture)
     top = 1.0 if picture.mode == "F" else 65535.0
-    if not np.isfinite(values).all() or values.min() < 0 or values.max() > top:
+    if not values.min() >= 0 or not values.max() <= top:  # written so that NaN does not pass
         raise MediaError(f"expected {picture.mode} grey values in 0..{top:g} in {path}, found {values.min():g}.."
                          f"{values.max():g}; convert it to 8 or 16 bits", kind="unsupported", path=path)
-    return Image.fromarray(np.rint(values * (255.0 / top)).astype(np.uint8))
+    out = np.empty(values.shape, np.uint8)
+    for first in range(0, len(values), rows := max(1, _STRIP // values.shape[1])):  # float64 of the whole would be 8 times as large
+        out[first:first + rows] = np.rint(values[first:first + rows].astype(np.float64) * (255.0 / top))
+    return Image.fromarray(out)
 
 
 def _to_rgb(picture: Image, path: str) -> Image:

@@ -47,9 +47,11 @@ class Worker:
         self.target, self.args, self.name = target, args, name
         self.start()
 
+    method = "spawn"  # fork is unsafe beside torch threads; a fork server has none
+
     def start(self) -> None:
         """Start the process; `ready` is False until its first message has been read."""
-        context = multiprocessing.get_context("spawn")  # fork is unsafe beside torch threads
+        context: Any = multiprocessing.get_context(self.method)
         self.connection, child = context.Pipe()
         self.progress = context.RawArray("d", 2)
         self.process = context.Process(target=_main, args=(self.target, child, self.progress, self.args), daemon=True,

@@ -166,7 +166,7 @@ def picture(picture_HWC: Any) -> Any:
 
     buffer = io.BytesIO()
     Image.fromarray(picture_HWC).save(buffer, "JPEG", quality=95, subsampling="4:2:0")
-    small = Image.open(buffer).convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    small = Image.open(buffer, formats=["JPEG"]).convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)
     pixels = np.asarray(small).astype(np.float64)
     at = (_SIDE - 1) * np.linspace((1 - _CROP ** 0.5) / 2, (1 + _CROP ** 0.5) / 2, _SIDE)  # corners are pixel centres
     first = np.floor(at).astype(int)

@@ -51,7 +51,7 @@ def jpeg(picture_HWC: np.ndarray) -> np.ndarray:
 
     buffer = io.BytesIO()
     Image.fromarray(_picture(picture_HWC)).save(buffer, "JPEG", quality=95, subsampling="4:2:0")
-    return np.asarray(Image.open(buffer).convert("RGB"))
+    return np.asarray(Image.open(buffer, formats=["JPEG"]).convert("RGB"))
 
 
 def resize(picture_HWC: np.ndarray, side: int) -> np.ndarray:

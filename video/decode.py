@@ -24,7 +24,7 @@ from video.folders import index_folder
 from video.probing import ClipIndex, VideoInfo, scan
 from video.sampling import FrameSampling, select_frames
 
-__all__ = ["Clip", "VideoInfo", "choose_decoder", "probe", "read_clip"]
+__all__ = ["Clip", "VideoInfo", "choose_decoder", "measure", "probe", "read_clip"]
 
 _CHUNK_BYTES = 64 << 20  # frames of this many bytes are resized together
 MAX_BYTES = 8 << 30
@@ -53,6 +53,22 @@ def probe(path: str | os.PathLike[str], *, folder_fps: float = 2.0) -> VideoInfo
     Raises MediaError: missing, empty, truncated, corrupt, no_video, unsupported; MissingExtraError without PyAV.
     """
     return _index(path, folder_fps).info
+
+
+def _chosen(path: str | os.PathLike[str], sampling: FrameSampling) -> tuple[ClipIndex, tuple[int, ...]]:
+    """The index of a clip and the numbers of the frames that `sampling` takes. Raises MediaError."""
+    index = _index(path, sampling.folder_fps)
+    info = index.info
+    try:
+        return index, tuple(select_frames(info.timestamps_s, sampling, info.keyframes, fps=info.fps, duration_s=info.duration_s))
+    except MediaError as err:
+        raise MediaError(f"{err} ({info.path})", kind=err.kind, path=info.path) from err
+
+
+def measure(path: str | os.PathLike[str], sampling: FrameSampling) -> tuple[int, VideoInfo]:
+    """How many frames `sampling` takes of a clip, and the facts of it; reads packets, decodes one frame. Raises MediaError."""
+    index, indices = _chosen(path, sampling)
+    return len(indices), index.info
 
 
 def choose_decoder(decoder: str = "auto") -> str:
@@ -109,12 +125,8 @@ def read_clip(path: str | os.PathLike[str], sampling: FrameSampling, *, decoder:
     Raises MediaError (see the module), ConfigError, MissingExtraError.
     """
     name = choose_decoder(decoder)
-    index = _index(path, sampling.folder_fps)
+    index, indices = _chosen(path, sampling)
     info = index.info
-    try:
-        indices = select_frames(info.timestamps_s, sampling, info.keyframes, fps=info.fps, duration_s=info.duration_s)
-    except MediaError as err:
-        raise MediaError(f"{err} ({info.path})", kind=err.kind, path=info.path) from err
     height, width = _target(index, len(indices), size)
     unique = sorted(set(indices))
     if len(indices) * height * width * 3 > max_bytes:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import stat
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,9 @@ _SIZE = 20  # bytes of a digest
 _CHUNK = 4 << 20
 _SETTLED_NS = 2_000_000_000  # a file changed this recently could change again within one tick of its clock
 _TRIES = 3
-_remembered: dict[str, tuple[list[int], str]] = {}
+_MOST_REMEMBERED = 1 << 16  # files; the latest stay, so that a server which sees a new path per request does not grow
+_LOCK = threading.Lock()
+_remembered: dict[str, tuple[list[int], str]] = {}  # the latest last
 
 
 def canonical_json(value: Any, where: str = "value") -> str:
@@ -146,23 +149,32 @@ def _note(name: str, memory: Path) -> Path:
 def _recall(name: str, stamp: list[int], memory: Path | None) -> str | None:
     known = _remembered.get(name)
     if known is not None and known[0] == stamp:
+        _hold(name, stamp, known[1])
         return known[1]
     if memory is None:
         return None
     try:
         note = json.loads(_note(name, memory).read_text(encoding="utf-8"))
         if note["path"] == name and note["stamp"] == stamp and len(bytes.fromhex(note["digest"])) == _SIZE:
-            _remembered[name] = (stamp, note["digest"])
+            _hold(name, stamp, note["digest"])
             return str(note["digest"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None  # no note, or a damaged one: the file is read again and the note rewritten
     return None
 
 
+def _hold(name: str, stamp: list[int], digest: str) -> None:
+    with _LOCK:
+        _remembered.pop(name, None)
+        _remembered[name] = (stamp, digest)
+        while len(_remembered) > _MOST_REMEMBERED:
+            del _remembered[next(iter(_remembered))]
+
+
 def _remember(name: str, stamp: list[int], digest: str, memory: Path | None) -> None:
     if max(stamp[1:3]) > time.time_ns() - _SETTLED_NS:
         return
-    _remembered[name] = (stamp, digest)
+    _hold(name, stamp, digest)
     if memory is None:
         return
     text = json.dumps({"path": name, "stamp": stamp, "digest": digest}).encode()

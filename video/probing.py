@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import MediaError, MissingExtraError, install_command
+from video.bounds import bounds, check_frame_count, check_stream_size, container_options
 from video.containers import is_cut, looks_like_video
 from video.sampling import constant_fps, is_variable
 
 __all__ = ["ClipIndex", "VideoInfo", "forget", "import_library", "open_container", "scan", "stream_at", "upright"]
 
-_PLAYLISTS = {"hls", "concat", "dash", "sdp", "rtsp"}  # they name other files or addresses
 _LISTS_BOXES = {"mov", "mp4"}
 _TELLS_LENGTH = {"matroska,webm"}  # duration in the header, none of the frames
 _SETTLED_NS = 2_000_000_000  # as for digests of contents: see video.file_identity
@@ -144,15 +144,12 @@ def open_container(path: str) -> Any:
     av = import_library("av")
     head = _head(path)
     try:
-        container = av.open("file:" + os.path.abspath(path), options={"protocol_whitelist": "file"},
-                            metadata_errors="replace")
+        container = av.open("file:" + os.path.abspath(path), options=container_options(), metadata_errors="replace")
     except (av.error.FFmpegError, ValueError, OSError) as err:
         raise _open_error(path, head, err) from err
-    name = container.format.name
-    if set(name.split(",")) & _PLAYLISTS:
-        container.close()
-        raise MediaError(f"expected a video, found a playlist ({name}) in {path}; give the video file itself", kind="unsupported",
-                         path=path)
+    for stream in container.streams.video:
+        if stream.codec_context is not None:  # opened later, without the container's options
+            stream.codec_context.options = {"max_pixels": str(bounds().pixels)}
     return container
 
 
@@ -178,6 +175,7 @@ def _video_stream(container: Any, path: str) -> Any:
     stream = best if best in streams else streams[0]
     if stream.codec_context is None:
         raise MediaError(f"no decoder for the pictures in {path}; convert it to H.264 with ffmpeg", kind="unsupported", path=path)
+    check_stream_size(stream.codec_context.width, stream.codec_context.height, path)
     return stream
 
 
@@ -216,6 +214,7 @@ def _packets(container: Any, stream: Any, path: str) -> tuple[list[_Row], float]
                 end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
             if packet.stream_index == stream.index:
                 cut = cut or packet.is_corrupt
+                check_frame_count(len(rows) + 1, path)
                 rows.append(_Row(packet.pts, packet.dts, packet.duration or 0, packet.is_keyframe, _is_shown(packet, codec)))
     except (av.error.FFmpegError, IndexError) as err:  # IndexError: PyAV, when a stream appears in the middle
         if _index_end(stream) > os.path.getsize(path):
@@ -256,7 +255,8 @@ def _first_frame(container: Any, stream: Any, path: str) -> Any:
         for frame in container.decode(stream):
             return frame
     except av.error.FFmpegError as err:
-        raise MediaError(f"the first frame of {path} cannot be decoded ({err}); copy it again or convert it with ffmpeg",
+        large = "" if stream.codec_context.width else f", or it has more than {bounds().pixels:,} pixels"
+        raise MediaError(f"the first frame of {path} cannot be decoded ({err}){large}; copy it again or convert it with ffmpeg",
                          kind="corrupt", path=path) from err
     raise MediaError(f"expected frames, found none that decodes in {path}; copy it again", kind="corrupt", path=path)
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import CacheError, ConfigError, MediaError, MismatchError
-from mmrl.media import open_image
+from mmrl.media import image_size, open_image
 from video.budget import frame_pixels, smart_resize
-from video.decode import read_clip
+from video.decode import measure, read_clip
 from video.memory import Memory
 from video.pixels import ByteCodec, flip_frames, permute_frames, run_video_processor
 from video.references import Change, Features, Frame, Tower, VideoSettings, Visual
@@ -235,17 +235,7 @@ class VisualCache:
         import torch
 
         codec = self.codec("video")
-        factor = codec.layout.patch * codec.layout.merge
-        least, most, total = self.settings.bounds(factor)
-
-        def size(count: int, height: int, width: int) -> tuple[int, int]:
-            low, high = frame_pixels(count, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor)
-            try:
-                return smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
-            except MediaError as err:
-                raise MediaError(f"{path}: {err}", kind=err.kind, path=path) from err
-
-        clip = read_clip(path, sampling, decoder=self.settings.decoder, size=size)
+        clip = read_clip(path, sampling, decoder=self.settings.decoder, size=functools.partial(self._frame_size, path))
         T, new_height, new_width, _ = clip.rgb_THWC.shape
         frames_TCHW = torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)
         out = run_video_processor(self.processor.video_processor, frames_TCHW)
@@ -260,6 +250,30 @@ class VisualCache:
                 "duration_s": shown, "sample_fps": rate, "decoder": clip.decoder,
                 "digest": _digest(packed)}
         return {"pixels": packed}, meta
+
+    def _frame_size(self, path: str, count: int, height: int, width: int) -> tuple[int, int]:
+        """(height, width) to which `count` frames of a clip are resized. Raises MediaError."""
+        layout = self.codec("video").layout
+        factor = layout.patch * layout.merge
+        least, most, total = self.settings.bounds(factor)
+        low, high = frame_pixels(count, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor)
+        try:
+            return smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
+        except MediaError as err:
+            raise MediaError(f"{path}: {err}", kind=err.kind, path=path) from err
+
+    def cost(self, kind: str, path: str, overrides: Mapping[str, Any] | None = None) -> tuple[int, int]:
+        """(pixels to decode, tokens to come) of a picture or clip, from its header and packets. Raises MediaError, ConfigError."""
+        layout = self.codec(kind).layout
+        if kind == "image":
+            width, height = image_size(path)
+            patches = self.processor.image_processor.get_number_of_image_patches(height, width, self.image_options)
+            return width * height, patches // layout.merge**2
+        sampling = FrameSampling.from_mapping(overrides, self.settings.sampling) if overrides else self.settings.sampling
+        count, info = measure(path, sampling)
+        height, width = self._frame_size(path, count, info.height, info.width)
+        pairs = -(-count // layout.temporal)
+        return count * info.width * info.height, pairs * height * width // (layout.patch * layout.merge)**2
 
     def pixels(self, visual: Visual, device: torch.device | None = None) -> torch.Tensor:
         """float32 patches (n, D) of `visual`, in its view. Raises MismatchError when they are no longer those referred to."""

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from mmrl.cli.serve_options import TrustCode, serve
 from mmrl.errors import ConfigError, MMRLError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
@@ -25,8 +26,6 @@ app.add_typer(cache_app, name="cache")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
 ConfigFile = Annotated[Path, typer.Argument(help="configuration file (see configs/)")]
-TrustCode = Annotated[bool, typer.Option("--trust-code", help="settings found in the checkpoint or the log may name code, folders "
-                                                              "and hosts: only where they are your own (SECURITY.md)")]
 PresetName = Annotated[str | None, typer.Option("--preset", help="settings that fit a GPU, laid over the file: gpu_24g, gpu_48g, "
                                                                  "gpu_80g, gpu_80g_x8, gpu_80g_x8_zero3, or a file of yours")]
 
@@ -100,29 +99,7 @@ def evaluate(
                        trust_code)
 
 
-@app.command()
-def serve(
-        checkpoint: Annotated[str, typer.Argument(help="model folder or hub name")],
-        overrides: Overrides = None,
-        host: Annotated[str, typer.Option(help="address to listen at")] = "127.0.0.1",
-        port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8000,
-        engine: Annotated[str, typer.Option(help="own, vllm, or auto: vllm where it and a GPU are there")] = "auto",
-        max_tokens: Annotated[int | None, typer.Option(help="length of answers whose request names none; default "
-                                                            "rollout.max_new_tokens", min=1)] = None,
-        name: Annotated[str | None, typer.Option("--served-model-name", help="what clients call it; default: CHECKPOINT")] = None,
-        config: Annotated[Path | None, typer.Option(help="take model, pixel and frame settings from here")] = None,
-        media_root: Annotated[Path | None, typer.Option(help="clients may name files below this folder")] = None,
-        allow_remote_media: Annotated[bool, typer.Option("--allow-remote-media", help="clients may make this machine fetch http(s) "
-                                                                                      "addresses")] = False,
-        max_body_mib: Annotated[int, typer.Option(help="largest request, and largest file fetched", min=1)] = 256,
-        api_key: Annotated[str | None, typer.Option(envvar="MMRL_API_KEY", help="what clients must send as their key")] = None,
-        grace: Annotated[float, typer.Option(help="seconds that running requests have after SIGTERM", min=0)] = 30.0,
-        trust_code: TrustCode = False) -> None:
-    """Serve a checkpoint behind an OpenAI-compatible endpoint, for lmms-eval, VLMEvalKit and other clients."""
-    from mmrl.cli.serving import ServeOptions, serve_command
-
-    serve_command(checkpoint, config, overrides or [], ServeOptions(
-        host, port, engine, max_tokens, name, media_root, allow_remote_media, max_body_mib, api_key, grace), trust_code)
+app.command()(serve)
 
 
 @app.command()

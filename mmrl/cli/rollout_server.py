@@ -5,13 +5,11 @@ from pathlib import Path
 
 import typer
 
+from mmrl.cli.listening import check_key
 from mmrl.config import load_config
 from mmrl.errors import ConfigError
 
 __all__ = ["rollout_server_command"]
-
-
-_OWN = ("localhost", "127.0.0.1", "::1")  # addresses that only this machine reaches
 
 
 def rollout_server_command(config: Path, overrides: list[str], host: str, port: int, api_key: str | None, media_gib: float,
@@ -20,9 +18,7 @@ def rollout_server_command(config: Path, overrides: list[str], host: str, port: 
 
     Raises ConfigError, for example for an address that others reach without a key.
     """
-    if host not in _OWN and not api_key:
-        raise ConfigError(f"expected a key for a server that listens at {host}, found none: whoever reaches it could replace the "
-                          f"weights; set MMRL_API_KEY (or --api-key) here and for the runs, or --host {_OWN[1]}")
+    check_key(host, api_key, "replace the weights")
     settings = load_config(config, ["engine.rollout=vllm", *overrides])
     from transformers import AutoConfig
 

@@ -2,15 +2,17 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import typer
 
 from mmrl.cli.embodied import is_vla
 from mmrl.cli.evaluation import settings_of
+from mmrl.cli.listening import check_key
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError, did_you_mean, install_command
+from mmrl.serve.limits import Limits
 
 __all__ = ["ServeOptions", "serve_command"]
 
@@ -28,9 +30,12 @@ class ServeOptions:
     name: str | None = None
     media_root: Path | None = None
     allow_remote_media: bool = False
-    max_body_mib: int = 256
+    media_hosts: tuple[str, ...] = ()
     api_key: str | None = None
+    no_key: bool = False
     grace_s: float = 30.0
+    limits: Limits = field(default_factory=Limits)
+    text_bytes: int | None = None  # None: what the longest prompt can have
 
 
 def serve_command(checkpoint: str, config: Path | None, overrides: list[str], options: ServeOptions,
@@ -41,10 +46,16 @@ def serve_command(checkpoint: str, config: Path | None, overrides: list[str], op
                           "play it (mmrl eval CHECKPOINT --suite NAME)")
     if options.media_root is not None and not options.media_root.is_dir():
         raise ConfigError(f"expected --media-root to be a folder, found {options.media_root}; make it, or leave the option out")
+    if not options.no_key:
+        check_key(options.host, options.api_key, "use it, and let it read what --media-root and --allow-remote-media allow",
+                  ", or let everyone in with --no-key")
     engine = _chosen(options.engine)
     # the training run's cache belongs to its data: what clients send is kept in memory
     settings = settings_of(checkpoint, config, ["data.cache.dir=null", "data.workers=0", *overrides], trust_code)
     if engine == "vllm":
+        if options.allow_remote_media and not options.media_hosts:
+            raise ConfigError("expected --allow-media-hosts with --allow-remote-media and --engine vllm, found none: vLLM fetches "
+                              "from private addresses, too; name the hosts, or take --engine own")
         from mmrl.serve.vllm import run_vllm
 
         run_vllm(settings, options)
@@ -71,15 +82,22 @@ def _serve_own(settings: RunConfig, options: ServeOptions) -> None:
     from mmrl.serve.app import Door, bind, serve
     from mmrl.serve.engine import ServingEngine
     from mmrl.serve.media import MediaRules
+    from mmrl.serve.pool import Readers, warm_up
+    from mmrl.serve.preparing import Recipe
     from mmrl.serve.protocol import Defaults
 
     sock = bind(options.host, options.port)
+    warm_up()  # it imports while the model is loaded
     policy = load_policy(settings.model, settings.data, trainable=False)
     r = settings.rollout
     engine = ServingEngine(policy, batch_tokens=r.batch_tokens, max_tokens=options.max_tokens or r.max_new_tokens)
     defaults = Defaults(options.name or settings.model.path, r.temperature, r.top_p, r.top_k, policy.template.system)
-    rules = MediaRules(options.media_root, options.allow_remote_media, max_bytes=options.max_body_mib << 20)
-    door = Door(engine, defaults, rules, options.api_key or None, options.max_body_mib << 20)
+    rules = MediaRules(options.media_root, options.allow_remote_media, options.media_hosts)
+    most = settings.model.max_prompt_tokens
+    limits = replace(options.limits, text_bytes=16 * most if options.text_bytes is None else options.text_bytes)
+    readers = Readers(Recipe(policy.processor, policy.base.config, policy.template, settings.data, most, defaults, rules, limits),
+                      limits)
+    door = Door(engine, readers, defaults, limits, rules, options.api_key or None)
     port = sock.getsockname()[1]
     host = f"[{options.host}]" if ":" in options.host else options.host
 

@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -26,13 +26,17 @@ from mmrl.serve.answers import Answer
 from mmrl.serve.decode import Piece
 from mmrl.serve.engine import Accepted, Event, Failed, Job, ServingEngine
 from mmrl.serve.errors import RequestError
-from mmrl.serve.media import MediaRules, file_of
-from mmrl.serve.protocol import Asked, Defaults, read_chat
+from mmrl.serve.fetch import Fetcher
+from mmrl.serve.guard import Budget, Hold, body_of, guarded
+from mmrl.serve.limits import Limits
+from mmrl.serve.media import MediaRules
+from mmrl.serve.pool import Readers
+from mmrl.serve.preparing import Reading
+from mmrl.serve.protocol import Defaults
 
 try:
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -43,7 +47,8 @@ except ImportError as error:
 __all__ = ["Door", "bind", "serve"]
 
 _POLL_S = 0.25  # how often a waiting request looks whether its client is still there
-_DRAIN = 4  # bodies that are too large are read up to so many times the limit, so that the client gets to read the refusal
+_UNREAD = (408, 411, 413, 503)  # answers that may leave a body unread: the connection is closed after them
+_MOST_HEAD = 64 << 10  # bytes of a request's head
 _log = logging.getLogger("mmrl.serve")
 
 
@@ -52,15 +57,24 @@ class Door:
     """What every request meets: who may ask, how much, of what."""
 
     engine: ServingEngine
+    readers: Readers
     defaults: Defaults
+    limits: Limits = field(default_factory=Limits)
     rules: MediaRules = field(default_factory=MediaRules)
     api_key: str | None = None
-    max_body_bytes: int = 256 << 20
-    max_waiting: int = 1024
     draining: bool = False
     open_requests: int = 0
     answered: Counter[int] = field(default_factory=Counter)
     written_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.limits.held_bytes)
+        self.fetcher = Fetcher(self.rules, self.limits) if self.rules.remote or self.rules.hosts else None
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose turn has not come."""
+        return self.engine.load()[1] + self.readers.waiting
 
     def check_key(self, request: Request) -> None:
         """Raises RequestError for a wrong key."""
@@ -75,56 +89,53 @@ class Door:
         self.check_key(request)
         if self.draining:
             raise RequestError("the server is shutting down; ask again later", status=503)
-        if self.engine.load()[1] >= self.max_waiting:
-            raise RequestError(f"expected at most {self.max_waiting} waiting requests, found as many; ask again later", status=429,
-                               code="rate_limit_exceeded")
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """The body; raises RequestError with status 413 beyond `limit` bytes."""
-    data, seen = bytearray(), 0
-    too_large = int(request.headers.get("content-length") or 0) > limit
-    async for chunk in request.stream():
-        seen += len(chunk)
-        too_large = too_large or seen > limit
-        if not too_large:
-            data += chunk
-        elif seen > _DRAIN * limit:
-            break
-    if too_large:
-        raise RequestError(f"expected a request of at most {limit:,} bytes, found more; send smaller pictures, or start the server "
-                           "with a larger --max-body-mib", status=413, code="request_too_large")
-    return bytes(data)
-
-
-def _read(body: bytes, door: Door) -> Asked:
-    try:
-        return read_chat(json.loads(body), door.defaults)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"expected a JSON body, found something else ({error})") from error
+        if self.waiting >= self.limits.waiting:
+            raise RequestError(f"expected at most {self.limits.waiting} waiting requests, found as many; ask again later",
+                               status=429, code="rate_limit_exceeded")
 
 
 class _Exchange:
-    """One request from its files to its last event; leaving it gives its place in the engine and its files back."""
+    """One request from its body to its last event; leaving it gives its place in the engine and its files back."""
 
-    def __init__(self, door: Door, request: Request, asked: Asked, folder: str) -> None:
-        self.door, self._request, self.asked = door, request, asked
-        self.answer = Answer(asked, door.defaults.model)
+    def __init__(self, door: Door, request: Request, folder: str, hold: Hold) -> None:
+        self.door, self._request, self._hold = door, request, hold
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop, self._folder = asyncio.get_running_loop(), folder
         self._job: Job | None = None
         self._looked = time.monotonic()
 
-    async def begin(self) -> None:
-        """Bring the media into files and ask the engine; returns when it accepted the prompt. Raises RequestError."""
-        paths = await run_in_threadpool(
-            lambda: [(m.kind, file_of(m, Path(self._folder), self.door.rules)) for m in self.asked.media])
-        self._job = Job(self.asked, tuple(p for kind, p in paths if kind == "image"),
-                        tuple(p for kind, p in paths if kind == "video"), self._give)
+    async def begin(self, body: bytearray) -> None:
+        """Read the request, bring its media into files and ask the engine; returns when it accepted the prompt. Raises
+        RequestError."""
+        reading = await self._while_there(self._prepared(body))
+        assert reading.prompt is not None
+        self.asked = reading.asked
+        self.answer = Answer(reading.asked, self.door.defaults.model)
+        self._job = Job(reading.asked, reading.prompt, self._give)
         self.door.engine.submit(self._job)
         event = await self._next()
         assert isinstance(event, Accepted)
         self.answer.prompt_tokens = event.prompt_tokens
+
+    async def _prepared(self, body: bytearray) -> Reading:
+        reading = await self.door.readers.read(body, self._folder)
+        if reading.prompt is None:
+            assert self.door.fetcher is not None, "a reader refuses addresses where none is fetched"
+            missing = [media for media, path in zip(reading.asked.media, reading.paths, strict=True) if path is None]
+            fetched = iter(await self.door.fetcher.files(missing, Path(self._folder), self._hold))
+            reading = await self.door.readers.encode(reading, [path or next(fetched) for path in reading.paths])
+        return reading
+
+    async def _while_there(self, work: Coroutine[Any, Any, Reading]) -> Reading:
+        """What `work` returns; it is given up, with ClientDisconnect, when nobody listens any more."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=_POLL_S))[0]:
+                if await self._request.is_disconnected():
+                    raise ClientDisconnect()
+            return task.result()
+        finally:
+            task.cancel()
 
     def _give(self, event: Event) -> None:
         if not self._loop.is_closed():  # else the server was ended at once, and nobody waits
@@ -157,8 +168,8 @@ class _Exchange:
 
     def end(self) -> None:
         """Give the place in the engine back."""
-        self.door.written_tokens += self.answer.completion_tokens
         if self._job is not None:
+            self.door.written_tokens += self.answer.completion_tokens
             self._job.cancelled = True
             self.door.engine.nudge()
 
@@ -167,23 +178,20 @@ def _routes(door: Door) -> list[Route]:
     async def chat(request: Request) -> Response:
         door.check(request)
         door.open_requests += 1
-        folder = tempfile.TemporaryDirectory(prefix="mmrl-serve-")
-        exchange: _Exchange | None = None
+        folder = tempfile.TemporaryDirectory(prefix="mmrl-serve-", ignore_cleanup_errors=True)
+        hold = Hold(door.budget)
+        exchange = _Exchange(door, request, folder.name, hold)
 
         def end() -> None:
-            if exchange is not None:
-                exchange.end()
+            exchange.end()
             folder.cleanup()
+            hold.release()
             door.open_requests -= 1
 
         streams = False
         try:
-            body = await _body(request, door.max_body_bytes)
-            asked = await run_in_threadpool(_read, body, door)
-            del body
-            exchange = _Exchange(door, request, asked, folder.name)
-            await exchange.begin()
-            if asked.stream:
+            await exchange.begin(await body_of(request, door.limits, hold))
+            if exchange.asked.stream:
                 streams = True
                 return _Events(exchange, end)
             async for _ in exchange.pieces():
@@ -200,7 +208,7 @@ def _routes(door: Door) -> list[Route]:
         return JSONResponse({"object": "list", "data": [card]})
 
     async def health(request: Request) -> Response:
-        running, waiting = door.engine.load()
+        running, waiting = door.engine.load()[0], door.waiting
         state = {"status": "draining" if door.draining else "ok", "model": door.defaults.model, "running": running,
                  "waiting": waiting}
         return JSONResponse(state, 503 if door.draining else 200)
@@ -250,12 +258,13 @@ def _event(body: dict[str, Any]) -> str:
 
 def _metrics(door: Door) -> str:
     """Prometheus' text format."""
-    running, waiting = door.engine.load()
+    running, waiting = door.engine.load()[0], door.waiting
     rows = [("mmrl_serve_choices_running", "gauge", "", running), ("mmrl_serve_requests_waiting", "gauge", "", waiting),
             *(("mmrl_serve_responses_total", "counter", f'{{status="{status}"}}', n)
               for status, n in sorted(door.answered.items())),
             ("mmrl_serve_prompt_tokens_total", "counter", "", door.engine.counts["prompt_tokens"]),
             ("mmrl_serve_completion_tokens_total", "counter", "", door.written_tokens),
+            ("mmrl_serve_body_bytes_held", "gauge", "", door.budget.held),
             ("mmrl_serve_prefills_total", "counter", "", door.engine.counts["prefills"])]
     lines: list[str] = []
     for name, kind, labels, value in rows:
@@ -284,7 +293,7 @@ def application(door: Door) -> Any:
     """The ASGI application."""
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
-        return JSONResponse(error.body(), error.status)
+        return JSONResponse(error.body(), error.status, {"connection": "close"} if error.status in _UNREAD else None)
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the number is nginx's
@@ -354,9 +363,12 @@ class _Server(uvicorn.Server):
 def serve(door: Door, sock: socket.socket, *, grace_s: float, ready: Callable[[], None]) -> None:
     """Answer until a signal ends the server; `ready` is called when it listens."""
     config = uvicorn.Config(application(door), log_level="warning", access_log=False, lifespan="off", server_header=False,
-                            timeout_graceful_shutdown=5, h11_max_incomplete_event_size=1 << 20)
+                            timeout_graceful_shutdown=5, h11_max_incomplete_event_size=_MOST_HEAD, http=guarded(door.limits),
+                            ws="none", proxy_headers=False)
     door.engine.start()
     try:
+        door.readers.start()
         _Server(config, door, grace_s, ready).run(sockets=[sock])
     finally:
+        door.readers.close()
         door.engine.stop()

@@ -1,11 +1,12 @@
-"""One thread owns the model: it encodes requests as training does, admits their choices while the KV cache has room, and steps.
+"""One thread owns the model: it admits the choices of requests while the KV cache has room, and steps.
 
     engine = ServingEngine(policy, batch_tokens=65536, max_tokens=512)
     engine.start()
-    job = Job(asked, images, videos, give)
+    job = Job(asked, prompt, give)
     engine.submit(job)              # `give` is called from the engine's thread: Accepted, then Pieces, or Failed
 
-Equal prompts are prefilled once. A job whose `cancelled` is set gives its place away after the step at hand.
+Prompts are made elsewhere (mmrl/serve/pool.py): nothing here depends on what a stranger's bytes take to be read. Equal prompts are
+prefilled once. A job whose `cancelled` is set gives its place away after the step at hand.
 """
 from __future__ import annotations
 
@@ -15,21 +16,17 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from mmrl.errors import MMRLError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine
 from mmrl.serve.decode import Batch, Piece, Row
 from mmrl.serve.errors import RequestError
 from mmrl.serve.protocol import Asked
-from mmrl.serve.text import TextStream
-from mmrl.types import Sample
+from mmrl.serve.text import StopTexts, TextStream
 
 __all__ = ["Accepted", "Event", "Failed", "Job", "ServingEngine"]
 
-_ENCODE_AHEAD = 4  # requests encoded between two steps, so that a crowd of new ones does not hold up answers begun
 _log = logging.getLogger("mmrl.serve")
 
 
@@ -52,14 +49,12 @@ Event = Accepted | Piece | Failed
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way through the engine; its pictures and clips are files until it ends."""
+    """A request on its way through the engine; its prompt holds the pixels of its pictures and clips."""
 
     asked: Asked
-    images: tuple[str, ...]
-    videos: tuple[str, ...]
+    prompt: Prompt
     give: Callable[[Event], None]
     cancelled: bool = False
-    prompt: Prompt | None = None
     rows: deque[Row] = field(default_factory=deque)  # not yet being decoded
 
 
@@ -73,7 +68,7 @@ class ServingEngine:
         self.counts: Counter[str] = Counter()
         self._batch = Batch(PrefillOnceEngine(policy))
         self._arrived: deque[Job] = deque()
-        self._waiting: deque[Job] = deque()  # encoded, with rows left to admit
+        self._waiting: deque[Job] = deque()  # with rows left to admit
         self._live: dict[Row, Job] = {}
         self._wake, self._stopping = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="mmrl-serve", daemon=True)
@@ -114,9 +109,9 @@ class ServingEngine:
                     self._wake.wait()
                 if self._stopping:
                     break
-                fresh = [self._arrived.popleft() for _ in range(min(_ENCODE_AHEAD, len(self._arrived)))]
+                fresh = [self._arrived.popleft() for _ in range(len(self._arrived))]
             for job in fresh:
-                self._encode(job)
+                self._accept(job)
             self._forget_cancelled()
             if self._guarded(self._admit) and self._batch.rows:
                 self._guarded(self._batch.step)
@@ -140,43 +135,25 @@ class ServingEngine:
                                              "or shorter answers", status=500)))
             return False
 
-    def _encode(self, job: Job) -> None:
+    def _accept(self, job: Job) -> None:
         if job.cancelled:
             return
         try:
-            job.prompt = self._prompt(job)
             limit = self._limit(job)
-        except MMRLError as error:
-            words = str(error)
-            for path in (*job.images, *job.videos):
-                words = words.replace(path, "the media sent")
-            self._fail(job, error if isinstance(error, RequestError) else RequestError(words, "messages"))
-            return
-        except Exception as error:
-            _log.exception("a request could not be encoded")
-            self._fail(job, RequestError(f"the request could not be encoded ({_words(error)})", status=500))
+        except RequestError as error:
+            job.cancelled = True
+            job.give(Failed(error))
             return
         s = job.asked.sampling
         key = (secrets.randbits(63),) if s.seed is None else (s.seed % (1 << 64),)
+        stops = StopTexts(s.stop)
         job.rows.extend(Row(n, s, limit, key, job.give, lambda: not job.cancelled,
-                            TextStream(self.policy.processor.tokenizer, s.stop)) for n in range(s.n))
+                            TextStream(self.policy.processor.tokenizer, stops)) for n in range(s.n))
         self.counts["prompt_tokens"] += job.prompt.length
         job.give(Accepted(job.prompt.length))
         self._waiting.append(job)
 
-    def _fail(self, job: Job, error: RequestError) -> None:
-        job.cancelled = True
-        job.give(Failed(error))
-
-    def _prompt(self, job: Job) -> Prompt:
-        """The prompt through the encoder of training: its chat template, pixel limits and frame sampling."""
-        encoder = self.policy.encoder
-        frames = {"video": dict(job.asked.frames)} if job.asked.frames else {}
-        visuals: tuple[Any, ...] = encoder.references(Sample("of this request", "", "", "", None, job.images, job.videos, frames))
-        return encoder.prompt_of(job.asked.messages, visuals, "of this request")
-
     def _limit(self, job: Job) -> int:
-        assert job.prompt is not None
         wanted, room = job.asked.sampling.max_tokens, self.context - job.prompt.length
         if room < 1 or (wanted or 1) > room:
             raise RequestError(f"expected prompt and answer within the model's {self.context} tokens, found a prompt of "
@@ -196,7 +173,6 @@ class ServingEngine:
         limits: list[int] = []
         while self._waiting:
             job = self._waiting[0]
-            assert job.prompt is not None
             while job.rows:
                 lengths.append(job.prompt.length)
                 limits.append(job.rows[0].limit)

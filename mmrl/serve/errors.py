@@ -14,7 +14,7 @@ class RequestError(MMRLError, ValueError):
     """A request that cannot be answered; the text says what was expected, what was found and the mend."""
 
     def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message.encode("utf-8", "backslashreplace").decode())  # what it quotes may hold half a character
         self.param, self.status, self.code = param, status, code
 
     def body(self) -> dict[str, Any]:

@@ -6,18 +6,19 @@ Media are still references here (`Media`); mmrl/serve/media.py turns them into f
 """
 from __future__ import annotations
 
-import math
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl.errors import did_you_mean
 from mmrl.serve.errors import RequestError
+from mmrl.serve.limits import Limits
 
-__all__ = ["Asked", "Defaults", "Media", "Sampling", "read_chat"]
+__all__ = ["Asked", "Defaults", "Media", "Sampling", "read_body", "read_chat"]
 
 MAX_CHOICES = 128
-MAX_MEDIA = 1024
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 1 << 20
@@ -84,8 +85,29 @@ class Asked:
     frames: Mapping[str, float] = field(default_factory=dict)  # overrides of data.video
 
 
-def read_chat(body: Any, defaults: Defaults) -> Asked:
+def read_body(body: bytes | bytearray | memoryview, defaults: Defaults, limits: Limits | None = None) -> Asked:
+    """The request in the bytes of a body. Raises RequestError: whatever is no request is the client's fault, status 400."""
+    try:
+        text = bytes(body).decode("utf-8")
+        document = json.loads(text)
+        if _SURROGATE.search(text):  # as an escape: raw ones are no UTF-8. Half a character has no bytes for a tokenizer
+            json.dumps(document, ensure_ascii=False).encode()
+        return read_chat(document, defaults, limits)
+    except UnicodeEncodeError as error:
+        raise RequestError("expected texts of whole characters, found half of a surrogate pair (\\ud800 to \\udfff alone); drop it"
+                           ) from error
+    except (ValueError, RecursionError, MemoryError) as error:  # ValueError: no JSON, no UTF-8, an integer of 5000 digits
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"expected a JSON body, found something else ({type(error).__name__}: {str(error)[:200]})") from error
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def read_chat(body: Any, defaults: Defaults, limits: Limits | None = None) -> Asked:
     """The request in a JSON body. Raises RequestError that names the parameter."""
+    limits = limits or Limits()
     if not isinstance(body, Mapping):
         raise RequestError(f"expected a JSON object with model and messages, found {_shown(body)}")
     given = {key: value for key, value in body.items() if value is not None}
@@ -97,6 +119,10 @@ def read_chat(body: Any, defaults: Defaults) -> Asked:
                            status=404, code="model_not_found")
     media: list[Media] = []
     messages = _messages(given.get("messages"), media)
+    if len(media) > limits.media:
+        raise RequestError(f"expected at most {limits.media} pictures and videos, found {len(media)}; ask in parts, or start the "
+                           "server with a larger --max-media", "messages", code="too_large")
+    _check_text(messages, limits)
     if defaults.system and not any(m["role"] == "system" for m in messages):
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": defaults.system}]})
     stream = _flag(given, "stream")
@@ -105,11 +131,14 @@ def read_chat(body: Any, defaults: Defaults) -> Asked:
         raise RequestError(f"expected stream_options {{\"include_usage\": true}}, found {_shown(options)}", "stream_options")
     if options and not stream:
         raise RequestError("expected stream_options with stream true only, found it without; drop it", "stream_options")
-    return Asked(messages, media, _sampling(given, defaults), stream, _flag(options, "include_usage"), _frames(given))
+    return Asked(messages, media, _sampling(given, defaults, limits), stream, _flag(options, "include_usage"), _frames(given))
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists a thousand deep
+        text = f"one {type(value).__name__} too large to show"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -133,7 +162,8 @@ def _flag(given: Mapping[str, Any], key: str) -> bool:
 
 def _number(given: Mapping[str, Any], key: str, default: float, low: float, high: float) -> float:
     value = given.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+    # compared before it is made a float: 10^400 is a whole number in JSON, and NaN is not between any two
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise RequestError(f"expected {key} from {low:g} to {high:g}, found {_shown(value)}", key)
     return float(value)
 
@@ -147,7 +177,7 @@ def _count(given: Mapping[str, Any], key: str, low: int, high: int) -> int | Non
     return value
 
 
-def _sampling(given: Mapping[str, Any], defaults: Defaults) -> Sampling:
+def _sampling(given: Mapping[str, Any], defaults: Defaults, limits: Limits) -> Sampling:
     tokens = {key: _count(given, key, 1, 1 << 30) for key in ("max_tokens", "max_completion_tokens")}
     if len({value for value in tokens.values() if value is not None}) > 1:
         raise RequestError(f"expected max_tokens or max_completion_tokens, found both with {tokens['max_tokens']} and "
@@ -164,8 +194,8 @@ def _sampling(given: Mapping[str, Any], defaults: Defaults) -> Sampling:
                            "top_logprobs")
     return Sampling(n=_count(given, "n", 1, MAX_CHOICES) or 1, temperature=temperature if temperature >= 1e-4 else 0.0, top_p=top_p,
                     top_k=max(0, top_k or 0), max_tokens=tokens["max_tokens"] or tokens["max_completion_tokens"],
-                    stop=_stops(given.get("stop", [])), seed=_count(given, "seed", -(1 << 63), (1 << 64) - 1), logprobs=logprobs,
-                    top_logprobs=tops)
+                    stop=_stops(given.get("stop", []), limits.stop_chars),
+                    seed=_count(given, "seed", -(1 << 63), (1 << 64) - 1), logprobs=logprobs, top_logprobs=tops)
 
 
 def _frames(given: Mapping[str, Any]) -> dict[str, float]:
@@ -180,11 +210,23 @@ def _frames(given: Mapping[str, Any]) -> dict[str, float]:
     return {"num_frames": n} if (n := _count(video, "num_frames", 1, 1 << 20)) else {}
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def _stops(value: Any, most: int) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
         raise RequestError(f"expected stop as a text or up to {MAX_STOPS} texts, none empty, found {_shown(value)}", "stop")
+    if (length := sum(map(len, stops))) > most:
+        raise RequestError(f"expected stop texts of at most {most} characters together, found {length}; shorten them, or start the "
+                           "server with a larger --max-stop-chars", "stop", code="too_large")
     return tuple(dict.fromkeys(stops))
+
+
+def _check_text(messages: Sequence[Mapping[str, Any]], limits: Limits) -> None:
+    """Before it is tokenised, which takes seconds per megabyte."""
+    length = sum(len(item["text"].encode()) for m in messages for item in m["content"] if item["type"] == "text")
+    if length > limits.text_bytes:
+        raise RequestError(f"expected at most {limits.text_bytes:,} bytes of text, found {length:,}: more than the longest prompt "
+                           "can have; shorten it, or start the server with a larger --max-text-kib", "messages",
+                           code="context_length_exceeded")
 
 
 def _messages(value: Any, media: list[Media]) -> list[dict[str, Any]]:
@@ -196,8 +238,6 @@ def _messages(value: Any, media: list[Media]) -> list[dict[str, Any]]:
                            "answers", f"messages[{len(messages) - 1}].role")
     if any(m["role"] == "system" for m in messages[1:]):
         raise RequestError("expected a system message in the first place only, found one further down; move it up", "messages")
-    if len(media) > MAX_MEDIA:
-        raise RequestError(f"expected at most {MAX_MEDIA} pictures and videos, found {len(media)}; ask in parts", "messages")
     return messages
 
 

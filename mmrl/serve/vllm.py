@@ -51,8 +51,8 @@ def vllm_command(settings: RunConfig, options: ServeOptions, processor: Any, hf_
         command += ["--mm-processor-kwargs", json.dumps(bounds)]
     if options.media_root is not None:
         command += ["--allowed-local-media-path", str(options.media_root.resolve())]
-    if not options.allow_remote_media:  # vLLM fetches from everywhere unless told from where; no host has this name (RFC 2606)
-        command += ["--allowed-media-domains", "none.invalid"]
+    # vLLM fetches from everywhere unless told from where; no host has this name (RFC 2606)
+    command += ["--allowed-media-domains", *(options.media_hosts or ("none.invalid",))]
     return command
 
 
@@ -73,4 +73,5 @@ def run_vllm(settings: RunConfig, options: ServeOptions) -> None:
     template_file.write_text(system_template(processor.chat_template, system), encoding="utf-8")
     command = vllm_command(settings, options, processor, hf_config, template_file)
     sys.stdout.flush()
-    os.execve(command[0], command, {**os.environ, **({"VLLM_API_KEY": options.api_key} if options.api_key else {})})
+    keys = {"VLLM_API_KEY": options.api_key} if options.api_key else {}
+    os.execve(command[0], command, {**os.environ, "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0", **keys})

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
+from mmrl.media import FORMATS, MAX_PIXELS
 from robotics.actions import ActionStatistics
 from robotics.datasets.demonstration import Demonstration, import_or_say
 from robotics.datasets.layout import PREFIX, fill
@@ -295,8 +296,12 @@ class LeRobotDataset:
             if not data:
                 raise DataError(f"{source}: expected picture bytes in column {key}, step {step}, found none")
             try:
-                out.append(np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
-            except OSError as error:
+                with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+                    if picture.width * picture.height > MAX_PIXELS:
+                        raise DataError(f"{source}: expected a picture of at most {MAX_PIXELS:,} pixels in column {key}, step "
+                                        f"{step}, found {picture.width} x {picture.height}; shrink it")
+                    out.append(np.asarray(picture.convert("RGB")))
+            except (OSError, SyntaxError, Image.DecompressionBombError) as error:
                 raise DataError(f"{source}: expected a picture in column {key}, step {step}, found {error}") from error
         return np.stack(out)
 

@@ -2,12 +2,9 @@
 from __future__ import annotations
 
 import base64
-import http.server
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,9 @@ from mmrl.errors import ConfigError
 from mmrl.policy.tiny import make_tokenizer
 from mmrl.rollout.cache import PreallocatedCache, joined
 from mmrl.serve.errors import RequestError
-from mmrl.serve.media import MediaRules, file_of
+from mmrl.serve.media import MediaRules, check_picture, file_of
 from mmrl.serve.protocol import Defaults, Media, read_chat
-from mmrl.serve.text import TextStream, decode
+from mmrl.serve.text import StopTexts, TextStream, decode
 from mmrl.serve.vllm import system_template, vllm_command
 from tests.engine_kit import ENVIRONMENT, REPO, picture, policy
 from tests.serve.serve_kit import data_url
@@ -72,7 +69,7 @@ def test_whatever_is_sent_is_read_or_refused_with_words(changes: dict[str, Any],
 def test_pieces_of_text_are_the_whole_text_up_to_the_first_stop(ids: list[int], stops: list[str]) -> None:
     """Bytes of half characters, special tokens and stop strings across tokens included."""
     whole = decode(TOKENIZER, ids)
-    stream, pieces = TextStream(TOKENIZER, stops), []
+    stream, pieces = TextStream(TOKENIZER, StopTexts(stops)), []
     for token in ids:
         pieces.append(stream.add(token))
         if stream.stopped:
@@ -105,47 +102,9 @@ def test_pictures_are_checked_by_their_header(tmp_path: Path) -> None:
     sent = Media("image", data_url(picture((112, 84))), "messages[0]")
     path = file_of(sent, tmp_path, MediaRules())
     assert Path(path).read_bytes() == Path(picture((112, 84))).read_bytes() and Path(path).parent == tmp_path
+    assert check_picture(path, sent, 112 * 84) == 112 * 84
     with pytest.raises(RequestError, match="at most 9,407 pixels, found 112 x 84 = 9,408; shrink it"):
-        file_of(sent, tmp_path, MediaRules(max_pixels=112 * 84 - 1))
-
-
-class _Site(http.server.BaseHTTPRequestHandler):
-    """/picture is one, /away leads to a file of this machine, /large never ends."""
-
-    def do_GET(self) -> None:
-        if self.path == "/away":
-            self.send_response(302)
-            self.send_header("Location", "file:///etc/hostname")
-            self.end_headers()
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "image/png")
-        self.end_headers()
-        self.wfile.write(Path(picture((56, 56))).read_bytes() if self.path == "/picture" else b"x" * 200_000)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
-
-
-@pytest.fixture
-def site() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Site) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def test_remote_media_are_fetched_only_when_allowed_and_within_limits(site: str, tmp_path: Path) -> None:
-    def fetch(path: str, **rules: Any) -> str:
-        return file_of(Media("image", site + path, "part"), tmp_path, MediaRules(**rules))
-
-    with pytest.raises(RequestError, match="--allow-remote-media"):
-        fetch("/picture")
-    assert Path(fetch("/picture", remote=True)).read_bytes() == Path(picture((56, 56))).read_bytes()
-    with pytest.raises(RequestError, match="could not fetch"):
-        fetch("/away", remote=True)
-    with pytest.raises(RequestError, match="at most 1,000 bytes"):
-        fetch("/large", remote=True, max_bytes=1000)
+        check_picture(path, sent, 112 * 84 - 1)
 
 
 def test_vllm_gets_the_prompts_and_limits_of_training(tmp_path: Path) -> None:
@@ -163,8 +122,10 @@ def test_vllm_gets_the_prompts_and_limits_of_training(tmp_path: Path) -> None:
     assert json.loads(options["--override-generation-config"])["max_new_tokens"] == 99
     assert options["--allowed-local-media-path"] == str(tmp_path.resolve()) and "k" not in command
     assert options["--allowed-media-domains"] == "none.invalid"
-    remote = vllm_command(settings, ServeOptions(allow_remote_media=True), p.processor, p.base.config, tmp_path / "t.jinja")
-    assert "--allowed-media-domains" not in remote and remote[remote.index("--served-model-name") + 1] == "ckpt"
+    remote = vllm_command(settings, ServeOptions(allow_remote_media=True, media_hosts=("a.org", "b.org")), p.processor,
+                          p.base.config, tmp_path / "t.jinja")
+    at = remote.index("--allowed-media-domains")
+    assert remote[at + 1:at + 3] == ["a.org", "b.org"] and remote[remote.index("--served-model-name") + 1] == "ckpt"
 
 
 def test_vllms_chat_template_begins_as_the_run_did() -> None:

@@ -1,0 +1,16 @@
+"""What every process that reads requests needs, imported once by multiprocessing's fork server: from then on one starts in moments.
+
+The fork server runs no thread and no code of a request; see mmrl/serve/pool.py.
+"""
+from __future__ import annotations
+
+import importlib
+
+from mmrl.policy.loading import TEMPLATES
+
+for _name in ("mmrl.serve.preparing", "video.visuals", "av", "torchvision",
+              *(f"transformers.models.{family}.{part}_{family}" for family in TEMPLATES for part in ("modeling", "processing"))):
+    try:
+        importlib.import_module(_name)
+    except ImportError:  # without it a request that needs it is told so
+        continue
