@@ -12,7 +12,7 @@ from mmrl.serve.limits import Limits, default_workers
 __all__ = ["TrustCode", "serve"]
 
 TrustCode = Annotated[bool, Option("--trust-code", help="settings found in the checkpoint or the log may name code, folders "
-                                                              "and hosts: only where they are your own (SECURITY.md)")]
+                                                        "and hosts: only where they are your own (SECURITY.md)")]
 
 _L = Limits()
 _MIB, _MEGA = 1 << 20, 1_000_000
