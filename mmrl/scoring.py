@@ -2,25 +2,40 @@
 
 A reward that raises, hangs or kills its process costs its completion a recorded zero (reason `reward_error`,
 `reward_timeout`, `reward_crash`) and nothing else. With workers=0 rewards run in this process, without a deadline.
+
+Every score travels with the id of its job (mmrl.reward_pipe), so that none can belong to another completion. What a score says
+beside its numbers is bounded, since every logged one is written: see LONGEST_REASON, LARGEST_DETAIL and MOST_NUMBERS. What rewards
+print is bounded by mmrl.workers.
 """
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import math
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from mmrl.errors import RewardError
 from mmrl.registry import task_from_spec
+from mmrl.reward_pipe import TOKEN_BYTES, GarbledError, ScoreInbox, ScoreWriter
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
 from mmrl.workers import Worker
 
-__all__ = ["ScoreJob", "Scorer", "is_reward_failure", "score_one"]
+__all__ = ["LARGEST_DETAIL", "LONGEST_REASON", "MOST_NUMBERS", "ScoreJob", "Scorer", "is_reward_failure", "score_one"]
 
+LONGEST_REASON = 500
+"""Characters of a score's `reason`; the rest is cut, which the reason then says."""
+LARGEST_DETAIL = 65_536
+"""Characters of a score's `detail` as JSON; a larger one is left out, and {"left_out": why} takes its place."""
+MOST_NUMBERS = 256
+"""Entries of `parts`, `weights` and `metrics` each, whose names have at most 200 characters; more are a reward_error."""
+_LONGEST_NAME = 200
 _START_TIMEOUT_S = 300.0
 _FLUSH_S = 0.005  # scores travel together for so long: one message each would cost more than most rewards
 
@@ -54,7 +69,30 @@ def score_one(task: Task, job: ScoreJob) -> Score:
             raise TypeError(f"expected a mmrl.Score, found {type(score).__name__}")
         return _checked(score, task.value_range)
     except (Exception, SystemExit) as error:  # user code: recorded on the sample, counted by the trainer
-        return Score.failure(f"reward_error: {type(error).__name__}: {error}"[:500], task.part_names)
+        return Score.failure(_cut(f"reward_error: {type(error).__name__}: {_said(error)}"), task.part_names)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # user code as well
+        return f"(its text cannot be made: {type(second).__name__})"
+
+
+def _cut(reason: str) -> str:
+    cut = f" [cut, {len(reason):,} characters]"
+    return reason if len(reason) <= LONGEST_REASON else reason[:LONGEST_REASON - len(cut)] + cut
+
+
+def _detail(detail: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`detail`, or why it was left out: it must fit into a line of a log."""
+    if not detail:
+        return detail
+    try:
+        size = len(json.dumps(detail, default=str))
+    except Exception as error:  # a cycle, a key that is no text, a __str__ that raises
+        return {"left_out": _cut(f"it cannot be written as JSON: {type(error).__name__}: {_said(error)}")}
+    return detail if size <= LARGEST_DETAIL else {"left_out": f"{size:,} characters as JSON, at most {LARGEST_DETAIL:,} are kept"}
 
 
 def _checked(score: Score, value_range: tuple[float, float]) -> Score:
@@ -63,57 +101,58 @@ def _checked(score: Score, value_range: tuple[float, float]) -> Score:
     A weighted sum may leave the range by rounding (1e-9); such a value is clipped.
     """
     low, high = value_range
-    parts, weights, metrics = ({k: float(v) for k, v in t.items()} for t in (score.parts, score.weights, score.metrics))
+    parts, weights, metrics = ({str(k): float(v) for k, v in t.items()} for t in (score.parts, score.weights, score.metrics))
     for name, table in (("parts", parts), ("weights", weights), ("metrics", metrics)):
+        if len(table) > MOST_NUMBERS or any(len(k) > _LONGEST_NAME for k in table):
+            raise ValueError(f"expected at most {MOST_NUMBERS} {name} with names of at most {_LONGEST_NAME} characters, found "
+                             f"{len(table)}, the longest name of {max(map(len, table))}")
         broken = {k: v for k, v in table.items() if not math.isfinite(v)}
         if broken:
             raise ValueError(f"expected finite {name}, found {broken}")
     if not low - 1e-9 <= score.value <= high + 1e-9:
         raise ValueError(f"expected a value in [{low:g}, {high:g}], found {score.value}")
-    return replace(score, value=min(high, max(low, float(score.value))), parsed=bool(score.parsed), parts=parts,
-                   weights=weights, metrics=metrics)
+    reason = None if score.reason is None else _cut(str(score.reason))
+    return replace(score, value=min(high, max(low, float(score.value))), parsed=bool(score.parsed), reason=reason, parts=parts,
+                   weights=weights, metrics=metrics, detail=_detail(score.detail))
 
 
-def _serve(connection: Connection, progress: Any, specs: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    """Score lists of jobs until None comes. `progress` holds the place of the job at hand in its list and when it began."""
+def _serve(connection: Connection, progress: Any, specs: Sequence[tuple[str, dict[str, Any]]], token: bytes) -> None:
+    """Score lists of (id, job) until None comes. `progress` holds the id of the job at hand and when it began."""
     try:
         tasks = [task_from_spec(spec, params) for spec, params in specs]
     except BaseException as error:
         connection.send(f"{type(error).__name__}: {error}")
         raise
     connection.send(None)
+    writer = ScoreWriter(connection, token)
     while (jobs := connection.recv()) is not None:
-        done: list[Score] = []
         flushed = time.monotonic()
-        for place, job in enumerate(jobs):
-            progress[:] = place, time.monotonic()
-            done.append(score_one(tasks[job.key], job))
+        for number, job in jobs:
+            progress[:] = number, time.monotonic()
+            score = score_one(tasks[job.key], job)
+            writer.check()
+            writer.add(number, score, tasks[job.key].part_names)
             if time.monotonic() - flushed > _FLUSH_S:
-                _send(connection, done, tasks, jobs[place + 1 - len(done):place + 1])
-                done, flushed = [], time.monotonic()
-        if done:
-            _send(connection, done, tasks, jobs[len(jobs) - len(done):])
-
-
-def _send(connection: Connection, scores: Sequence[Score], tasks: Sequence[Task], jobs: Sequence[ScoreJob]) -> None:
-    """Send scores together, or one by one where one of them cannot be sent."""
-    try:
-        connection.send(list(scores))  # pickles everything before it writes anything
-    except Exception:
-        for score, job in zip(scores, jobs, strict=True):
-            try:
-                connection.send([score])
-            except Exception as error:
-                reason = f"reward_error: the score cannot be sent between processes: {type(error).__name__}: {error}"
-                connection.send([Score.failure(reason[:500], tasks[job.key].part_names)])
+                writer.flush()
+                flushed = time.monotonic()
+        writer.flush()
 
 
 class _Worker(Worker):
-    """One process and its pipe; `pending` are indices of jobs sent but not answered, oldest first."""
+    """One process and its pipe; `pending` are the ids of jobs sent but not answered, oldest first, with their indices, `later` the
+    indices of jobs that are to be sent one by one: one of them spoils the pipe, and this tells which."""
 
-    def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        self.pending: list[int] = []
-        super().__init__(_serve, (specs,), "mmrl-reward")
+    def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]], ids: Iterator[int]) -> None:
+        self.pending: dict[int, int] = {}
+        self.later: list[int] = []
+        self._specs, self._ids = specs, ids
+        super().__init__(_serve, (), "mmrl-reward")
+
+    def start(self) -> None:
+        token = os.urandom(TOKEN_BYTES)
+        self.args = (self._specs, token)
+        super().start()
+        self.inbox = ScoreInbox(self.connection, token)
 
     def wait_ready(self) -> None:
         if self.ready:
@@ -127,14 +166,14 @@ class _Worker(Worker):
         self.ready = True
 
     def send(self, jobs: Mapping[int, ScoreJob], indices: list[int]) -> None:
-        self.pending, self.sent = list(indices), len(indices)
+        self.pending = {next(self._ids): index for index in indices}
         if indices:
             if not self.process.is_alive():
                 self.restart()  # it died while idle, so no completion is to blame
             self.wait_ready()
-            self.progress[:] = 0, time.monotonic()
+            self.progress[:] = next(iter(self.pending)), time.monotonic()
             with contextlib.suppress(OSError):  # it died just now: its closed pipe is noticed when the answer is read
-                self.connection.send([jobs[i] for i in indices])
+                self.connection.send([(number, jobs[index]) for number, index in self.pending.items()])
 
     @property
     def began(self) -> float:
@@ -142,9 +181,13 @@ class _Worker(Worker):
         return self.progress[1]
 
     def culprit(self) -> int:
-        """Index of the job at hand; those before it may be finished without their scores having been sent."""
-        answered = self.sent - len(self.pending)
-        return self.pending[min(max(0, int(self.progress[0]) - answered), len(self.pending) - 1)]
+        """Id of the job at hand; those before it may be finished without their scores having been sent."""
+        return number if (number := int(self.progress[0])) in self.pending else next(iter(self.pending))
+
+
+def _patience(began: Sequence[float], timeout_s: float, now: float) -> float:
+    """Seconds until the first of the jobs at hand, which began then, misses its deadline."""
+    return max(0.0, min(began) + timeout_s - now)
 
 
 class Scorer:
@@ -153,7 +196,9 @@ class Scorer:
     def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]], tasks: Sequence[Task], *, workers: int = 1,
                  timeout_s: float = 10.0) -> None:
         self.tasks, self.timeout_s = list(tasks), timeout_s
-        self._workers = [_Worker(specs) for _ in range(workers)]
+        self.unclaimed = 0  # scores that belong to no completion that waits for one, and were dropped
+        ids = itertools.count(1)  # never used twice: a score that comes late finds nobody
+        self._workers = [_Worker(specs, ids) for _ in range(workers)]
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         """One Score per job, in order; every job gets one, whatever happens to the reward."""
@@ -165,10 +210,10 @@ class Scorer:
         for number, worker in enumerate(self._workers):
             worker.send(table, list(range(number * share, min(len(jobs), (number + 1) * share))))
         while busy := [w for w in self._workers if w.pending]:
-            deadline = min(w.began for w in busy) + self.timeout_s
-            ready = wait([w.connection for w in busy], max(0.0, deadline - time.monotonic()))
+            sources = [source for w in busy for source in (w.connection, w.process.sentinel)]
+            ready = wait(sources, _patience([w.began for w in busy], self.timeout_s, time.monotonic()))
             for worker in busy:
-                if worker.connection in ready:
+                if worker.connection in ready or worker.process.sentinel in ready:
                     self._receive(worker, table, scores)
                 elif time.monotonic() >= worker.began + self.timeout_s and not worker.connection.poll():  # restarts take time
                     self._fail(worker, table, scores, f"reward_timeout: no answer within {self.timeout_s:g} s")
@@ -191,21 +236,40 @@ class Scorer:
         return final
 
     def _receive(self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score]) -> None:
+        alive = worker.process.is_alive()  # looked at before reading: what it wrote before it died is there
         try:
-            received = worker.connection.recv()
+            received = worker.inbox.read()
+        except GarbledError as error:
+            if len(worker.pending) == 1:
+                self._fail(worker, table, scores, f"reward_crash: what came from its process could not be read ({error})")
+            else:  # the job at hand need not be the one that wrote it
+                worker.restart()
+                worker.later = [*worker.pending.values(), *worker.later]
+                worker.send(table, [worker.later.pop(0)])
+            return
         except (EOFError, OSError):
+            received, alive = [], False
+        for number, score in received:
+            if (index := worker.pending.pop(number, None)) is None:
+                self.unclaimed += 1
+            else:
+                scores[index] = score
+        if not worker.pending and worker.later:
+            worker.send(table, [worker.later.pop(0)])
+        if received or not worker.pending:
+            return
+        if not alive:
             worker.process.join(5)
             self._fail(worker, table, scores, f"reward_crash: the process died (exit code {worker.process.exitcode})")
-            return
-        for score in received:
-            scores[worker.pending.pop(0)] = score
+        elif time.monotonic() >= worker.began + self.timeout_s:  # half a score, and no more of it
+            self._fail(worker, table, scores, f"reward_timeout: no answer within {self.timeout_s:g} s")
 
     def _fail(self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score], reason: str) -> None:
-        index = worker.culprit()
-        rest = [i for i in worker.pending if i != index]  # scores that were computed but not sent are computed again
+        index = worker.pending.pop(worker.culprit())
+        rest = list(worker.pending.values())  # scores that were computed but not sent are computed again
         scores[index] = Score.failure(reason, self.tasks[table[index].key].part_names)
         worker.restart()
-        worker.send(table, rest)
+        worker.send(table, [worker.later.pop(0)] if worker.later and not rest else rest)
 
     def close(self) -> None:
         """End the worker processes."""

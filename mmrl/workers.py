@@ -3,7 +3,9 @@
     worker = Worker(serve, (tasks,), "mmrl-reward")     # serve(connection, progress, tasks) in a process of its own
     worker.connection.send(job)
 
-A worker never outlives the process that started it, and leaves Ctrl-C and SIGTERM to it.
+A worker never outlives the process that started it, and leaves Ctrl-C and SIGTERM to it. What it prints, and what its own children
+print, goes to the standard error of the process that started it, up to MOST_OUTPUT bytes; the rest is read and dropped, so that a
+reward that prints every box of every answer neither fills the disk with its log nor waits for it.
 """
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-__all__ = ["Worker"]
+__all__ = ["MOST_OUTPUT", "Worker"]
 
+MOST_OUTPUT = 1 << 20
+"""Bytes that a worker may print, its restarts included."""
+_LOOK_S = 0.5
 _END_S = 5.0  # for a process to end once asked to, or killed
 
 
@@ -29,7 +35,31 @@ def _leave_with_parent() -> None:
         os._exit(1)  # also out of a job that hangs; what it was writing is cleaned up by whoever finds it
 
 
-def _main(target: Callable[..., None], connection: Connection, progress: Any, args: tuple[Any, ...]) -> None:
+def _forward(reader: Connection, worker: Worker, stop: threading.Event) -> None:
+    """Hand on what a worker prints, in a thread, until it and its children are gone or `stop` is set."""
+    with reader:
+        while (ready := wait([reader], _LOOK_S)) or not stop.is_set():
+            if not ready:
+                continue
+            data = os.read(reader.fileno(), 65_536)
+            if not data:
+                return
+            room, worker.printed = max(0, MOST_OUTPUT - worker.printed), worker.printed + len(data)
+            shown = data[:room]
+            if len(data) >= room > 0:
+                shown += (f"\n[{worker.name}: the {MOST_OUTPUT:,} bytes that are shown of its output are used up; what it prints "
+                          "from here on is dropped]\n").encode()
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # our own standard error is gone: nobody to tell
+                sys.stderr.write(shown.decode("utf-8", "replace"))
+                sys.stderr.flush()
+
+
+def _main(target: Callable[..., None], connection: Connection, progress: Any, output: Connection,
+          args: tuple[Any, ...]) -> None:
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # not a terminal: lines would wait for a full block
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # terminals and schedulers send them to all processes
         signal.signal(number, signal.SIG_IGN)  # .. the parent finishes its step with us and ends us in its own order
     threading.Thread(target=_leave_with_parent, daemon=True, name="parent-watch").start()
@@ -45,6 +75,7 @@ class Worker:
 
     def __init__(self, target: Callable[..., None], args: tuple[Any, ...], name: str) -> None:
         self.target, self.args, self.name = target, args, name
+        self.printed = 0  # bytes so far
         self.start()
 
     method = "spawn"  # fork is unsafe beside torch threads; a fork server has none
@@ -54,10 +85,15 @@ class Worker:
         context: Any = multiprocessing.get_context(self.method)
         self.connection, child = context.Pipe()
         self.progress = context.RawArray("d", 2)
-        self.process = context.Process(target=_main, args=(self.target, child, self.progress, self.args), daemon=True,
+        reader, output = context.Pipe(duplex=False)
+        self.process = context.Process(target=_main, args=(self.target, child, self.progress, output, self.args), daemon=True,
                                        name=self.name)
         self.process.start()
         child.close()
+        output.close()
+        self._ended = threading.Event()
+        self._output = threading.Thread(target=_forward, args=(reader, self, self._ended), daemon=True, name=f"{self.name}-output")
+        self._output.start()
         self.ready = False
         atexit.register(self.kill)  # multiprocessing would ask by SIGTERM and wait for ever
 
@@ -66,6 +102,8 @@ class Worker:
         atexit.unregister(self.kill)
         self.process.kill()
         self.process.join(_END_S)  # one that hangs in the kernel (a dead network disk) ends when the kernel lets it
+        self._ended.set()
+        self._output.join(2 * _LOOK_S)  # its last words; children that it left behind may print for ever
         self.connection.close()
 
     def restart(self) -> None:
