@@ -173,8 +173,9 @@ def test_a_run_goes_on_from_the_checkpoint_before(calm: Path) -> None:
     assert trainer.start_step == STEPS - 1
     verdicts = differences(calm, run)
     assert not verdicts.pop("alarms.jsonl") and all(verdicts.values()), verdicts
-    alarm, *others = read_jsonl(run / "alarms.jsonl")
-    assert alarm["name"] == "checkpoint_damaged" and alarm["step"] == STEPS - 1 and alarm["severity"] == "error" and not others
+    others = read_jsonl(calm / "alarms.jsonl")
+    (alarm,) = [a for a in read_jsonl(run / "alarms.jsonl") if a not in others]
+    assert alarm["name"] == "checkpoint_damaged" and alarm["step"] == STEPS - 1 and alarm["severity"] == "error"
     info = json.loads((run / "run.json").read_text())
     assert info["damaged_checkpoints"] == {str(STEPS): alarm["message"]} and info["status"] == "finished"
     assert "model.safetensors: its bytes" in alarm["message"] and "goes on from step 2" in alarm["message"]
@@ -197,7 +198,7 @@ def test_a_damaged_best_checkpoint_gives_its_place_to_the_next_best(calm: Path) 
     trainer.folder.finish("interrupted")
     assert trainer.start_step == STEPS and trainer.best == scores[trainer.best_step] == max(scores[2], scores[3])
     assert (run / "checkpoints" / "best").resolve() == checkpoint(run, trainer.best_step)
-    assert "it was the best one" in read_jsonl(run / "alarms.jsonl")[-1]["message"]
+    assert any("it was the best one" in alarm["message"] for alarm in read_jsonl(run / "alarms.jsonl"))
     assert trainer.checkpoints.steps() == [2, 3]
 
 
@@ -279,7 +280,7 @@ def test_a_run_whose_weights_break_stops_and_keeps_its_sound_checkpoints(calm: P
         trainer.fit()
     run = trainer.folder.path
     assert trainer.checkpoints.steps() == [1] and where(run) == (1, {})
-    assert read_jsonl(run / "alarms.jsonl")[-1]["name"] == "non_finite"
+    assert "non_finite" in [alarm["name"] for alarm in read_jsonl(run / "alarms.jsonl")]
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
 
 
