@@ -108,13 +108,15 @@ def rollout_server(
         host: Annotated[str, typer.Option(help="address to listen at; beyond this machine's own a key is needed")] = "127.0.0.1",
         port: Annotated[int, typer.Option(help="port; 0 takes a free one", min=0, max=65535)] = 8100,
         media_gib: Annotated[float, typer.Option(help="pictures and clips kept, so that each is sent once")] = 4.0,
+        max_body_gib: Annotated[float, typer.Option(help="largest piece of weights or question; twice as much at once",
+                                                    min=0.1)] = 8.0,
         memory: Annotated[float, typer.Option(help="share of the GPU that vLLM may hold", min=0.05, max=0.99)] = 0.9,
         api_key: Annotated[str | None, typer.Option(envvar="MMRL_API_KEY", help="what runs must send as their key")] = None
 ) -> None:
     """Sample with vLLM for runs that set engine.vllm.mode=server and engine.vllm.url to this address."""
     from mmrl.cli.rollout_server import rollout_server_command
 
-    rollout_server_command(config, overrides or [], host, port, api_key, media_gib, memory)
+    rollout_server_command(config, overrides or [], host, port, api_key, media_gib, memory, max_body_gib)
 
 
 @app.command()

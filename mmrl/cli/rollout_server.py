@@ -1,6 +1,7 @@
 """What `mmrl rollout-server` does around the library: vLLM for a run's model, the line that says it is ready."""
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -13,7 +14,7 @@ __all__ = ["rollout_server_command"]
 
 
 def rollout_server_command(config: Path, overrides: list[str], host: str, port: int, api_key: str | None, media_gib: float,
-                           memory: float) -> None:
+                           memory: float, max_body_gib: float) -> None:
     """Serve rollouts to runs whose engine.vllm.url names this address, until a signal ends it. `memory`: share of the GPU.
 
     Raises ConfigError, for example for an address that others reach without a key.
@@ -24,7 +25,7 @@ def rollout_server_command(config: Path, overrides: list[str], host: str, port: 
 
     from mmrl.rollout.build import dtype_of, max_model_len
     from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
-    from mmrl.rollout.vllm_server import RolloutServer, serve
+    from mmrl.rollout.vllm_server import LIMITS, RolloutServer, serve
     from mmrl.serve.app import bind
 
     v = settings.engine.vllm
@@ -37,7 +38,8 @@ def rollout_server_command(config: Path, overrides: list[str], host: str, port: 
                           f"{error}") from error
     backend = VLLMBackend(VLLMSettings(settings.model.path, dtype_of(settings), min(max_model_len(settings), limit), memory,
                                        v.kv_cache_gib, sleep=False, seed=settings.seed, compare_weights=v.compare_weights))
-    server = RolloutServer(backend, api_key=api_key or None, media_bytes=int(media_gib * 2**30))
+    limits = replace(LIMITS, body_bytes=int(max_body_gib * 2**30), held_bytes=int(2 * max_body_gib * 2**30))
+    server = RolloutServer(backend, api_key=api_key or None, media_bytes=int(media_gib * 2**30), limits=limits)
     name = f"[{host}]" if ":" in host else host
     serve(server, sock, lambda: typer.echo(f"rollout server at http://{name}:{sock.getsockname()[1]} ({settings.model.path}, "
                                            f"{backend.settings.dtype}): engine.vllm.mode=server engine.vllm.url=..."))

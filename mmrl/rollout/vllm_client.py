@@ -41,7 +41,7 @@ class VLLMClient:
             raise ConfigError(f"expected engine.vllm.url like http://host:port, found '{settings.url}'")
         self.url, self._address, self._settings = settings.url, address, settings
         self.loaded = ""  # name of the weights that this run sent last; set on the processes that did not send them
-        self._known: set[str] = set()  # hashes of media that were sent
+        self._known: dict[str, str] = {}  # hashes of media that were sent, and the digests of their tensors
         self._key = os.environ.get("MMRL_API_KEY", "")
         found = self._wait()
         if found["dtype"] != dtype:
@@ -84,13 +84,12 @@ class VLLMClient:
 
     def _ask(self, path: str, prompts: list[WirePrompt], rest: dict[str, Any]) -> Any:
         tensors: dict[str, torch.Tensor] = {}
-        document = {"weights": self.loaded, "prompts": dump_prompts(prompts, tensors), **rest}
+        document = {"weights": self.loaded, "prompts": dump_prompts(prompts, tensors, self._known), **rest}
         status, answer = self._exchange("POST", path, dump(document, tensors))
         if status == 409:
             self._known.clear()  # asked again, everything goes along: other runs may push out more meanwhile
             raise MissingMedia(answer["missing"])
         self._check(status, answer)
-        self._known |= {m.hash for p in prompts for m in p.media}
         return answer["found"]
 
     def _post(self, path: str, body: bytes) -> Any:

@@ -11,6 +11,8 @@ sent last. It starts without weights: those of model.path give only the architec
 that failed. Requests are worked on one after the other; vLLM batches within each.
 
 Needs the extras `serve` and `vllm`. Whoever reaches the port may replace the weights: set a key (MMRL_API_KEY) beyond localhost.
+The key is asked for before a body is read; bodies and connections are bounded as those of `mmrl serve` are, and what is no question
+of a run is status 400.
 """
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ import torch
 
 from mmrl.errors import ConfigError, MismatchError, MissingExtraError, MMRLError, RolloutError, install_command
 from mmrl.rollout.vllm_backend import VLLMBackend
-from mmrl.rollout.vllm_wire import load, load_prompts, load_sampling
+from mmrl.rollout.vllm_wire import MalformedError, load, load_prompts, load_sampling
+from mmrl.serve.errors import RequestError
+from mmrl.serve.guard import Budget, Hold, body_of, guarded
+from mmrl.serve.limits import Limits
 
 try:
     import uvicorn
@@ -46,7 +51,9 @@ except ImportError as error:
 
 __all__ = ["RolloutServer", "serve"]
 
-_KINDS = {ConfigError: 400, MismatchError: 400}
+_KINDS = {ConfigError: 400, MismatchError: 400, MalformedError: 400}
+LIMITS = Limits(body_bytes=8 << 30, held_bytes=16 << 30, connections=256, body_s=600.0, send_s=600.0)  # runs send whole tensors
+_CLOSE = {"connection": "close"}  # the body may not have been read
 _GIVEN_UP = object()  # among the pieces of the weights: no more come
 _log = logging.getLogger(__name__)
 
@@ -95,8 +102,10 @@ class _Loading:
 class RolloutServer:
     """The routes around one backend, which only its own thread touches."""
 
-    def __init__(self, backend: VLLMBackend, *, api_key: str | None = None, media_bytes: int = 4 << 30) -> None:
-        self.backend, self.api_key = backend, api_key
+    def __init__(self, backend: VLLMBackend, *, api_key: str | None = None, media_bytes: int = 4 << 30,
+                 limits: Limits = LIMITS) -> None:
+        self.backend, self.api_key, self.limits = backend, api_key, limits
+        self._budget = Budget(limits.held_bytes)
         self.media = _MediaStore(media_bytes)
         self.loaded = ""  # name of the sync whose weights vLLM has; none, or half of some: empty. Set by the worker
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vllm")
@@ -119,15 +128,19 @@ class RolloutServer:
     def _refused(self, request: Request) -> Response | None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self.api_key and not hmac.compare_digest(given.encode(), self.api_key.encode()):
-            return JSONResponse({"kind": "RolloutError", "error": "expected the server's key: set MMRL_API_KEY on both sides"}, 401)
+            return JSONResponse({"kind": "RolloutError", "error": "expected the server's key: set MMRL_API_KEY on both sides"}, 401,
+                                _CLOSE)
         return None
 
     async def _answer(self, request: Request, work: Callable[[Any, dict[str, torch.Tensor]], Response]) -> Response:
         if (refused := self._refused(request)) is not None:
             return refused
-        body = await request.body()
+        hold = Hold(self._budget)
         try:
+            body = bytes(await body_of(request, self.limits, hold))
             return await run_in_threadpool(lambda: work(*load(body)))
+        except RequestError as error:
+            return JSONResponse({"kind": "RolloutError", "error": str(error)}, error.status, _CLOSE)
         except MMRLError as error:
             return JSONResponse({"kind": type(error).__name__, "error": str(error)}, _KINDS.get(type(error), 500))
         except _NoWeights:
@@ -137,6 +150,8 @@ class RolloutServer:
         except Exception as error:  # to whoever asked; the trace belongs into the log of this side
             _log.exception("a request failed")
             return JSONResponse({"kind": "RolloutError", "error": f"{type(error).__name__}: {error}"}, 500)
+        finally:
+            hold.release()
 
     # weights
 
@@ -146,6 +161,7 @@ class RolloutServer:
     def _take(self, document: Any, tensors: dict[str, torch.Tensor]) -> Response:
         """A piece: 'first' begins a sync, 'last' ends it. Raises RolloutError where vLLM does not take it."""
         held: list[dict[str, int]] = []
+        _check(document, {"first": bool, "last": bool, "sync": str, "base": str, "names": list})
         with self._lock:
             if document["first"]:
                 self._abandon()
@@ -188,14 +204,18 @@ class RolloutServer:
 
     async def _generate(self, request: Request) -> Response:
         def work(document: Any, tensors: dict[str, torch.Tensor]) -> Response:
+            _check(document, {"sampling": list, "prompts": list, "weights": str})
             sampling = [load_sampling(s) for s in document["sampling"]]
+            _same_length(document["prompts"], sampling)
             return self._ask(document, tensors, lambda prompts: self.backend.generate(list(zip(prompts, sampling, strict=True))))
 
         return await self._answer(request, work)
 
     async def _probe(self, request: Request) -> Response:
         def work(document: Any, tensors: dict[str, torch.Tensor]) -> Response:
+            _check(document, {"completions": list, "prompts": list, "weights": str})
             completions = document["completions"]
+            _same_length(document["prompts"], completions)
             return self._ask(document, tensors, lambda prompts: self.backend.score(list(zip(prompts, completions, strict=True))))
 
         return await self._answer(request, work)
@@ -229,6 +249,19 @@ class RolloutServer:
                 self._worker.shutdown()
 
 
+def _check(document: Any, fields: dict[str, type]) -> None:
+    """Raises MalformedError for a document without these."""
+    for name, kind in fields.items():
+        if not isinstance(document.get(name), kind):
+            raise MalformedError(f"expected {name} as a {kind.__name__} in the document, found "
+                                 f"{type(document.get(name)).__name__}; is the run of another version of mmrl?")
+
+
+def _same_length(prompts: list[Any], others: list[Any]) -> None:
+    if len(prompts) != len(others):
+        raise MalformedError(f"expected one entry for each of {len(prompts)} prompts, found {len(others)}")
+
+
 def _put(loading: _Loading, piece: Any) -> None:
     """Hand a piece on, unless the loading that takes it has failed: then raise its error."""
     while True:
@@ -259,7 +292,8 @@ class _Server(uvicorn.Server):
 
 def serve(server: RolloutServer, sock: Any, ready: Callable[[], None]) -> None:
     """Answer on a bound socket until a signal ends it."""
-    config = uvicorn.Config(server.app(), log_level="warning", timeout_keep_alive=600)
+    config = uvicorn.Config(server.app(), log_level="warning", timeout_keep_alive=600, http=guarded(server.limits), ws="none",
+                            proxy_headers=False, h11_max_incomplete_event_size=64 << 10)
     own = _Server(config)
 
     async def run() -> None:
