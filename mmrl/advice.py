@@ -17,7 +17,8 @@ def remarks(config: RunConfig) -> list[str]:
 
 
 def _of_gspo(config: RunConfig) -> list[str]:
-    a, found = config.algorithm, []
+    a = config.algorithm
+    found: list[str] = []
     if a.importance != "sequence":
         return found
     if max(a.clip_low, a.clip_high) > _WIDE:

@@ -20,7 +20,7 @@ from mmrl.errors import ConfigError
 
 __all__ = [
     "AlarmConfig", "AlgorithmConfig", "ContrastConfig", "CurriculumStage", "DataConfig", "DataSource", "EMAConfig",
-    "EngineConfig", "EvalConfig", "FilterConfig",
+    "EngineConfig", "EntropyConfig", "EvalConfig", "FilterConfig",
     "KLConfig", "LoraSettings", "ModelConfig", "OfflineConfig", "OptimConfig", "PassRateConfig", "RewardConfig", "RolloutConfig",
     "RunConfig", "ScheduleConfig", "SelectionConfig", "TrainConfig", "effective_threads", "load_config", "load_config_as", "merge",
     "parse_overrides",
@@ -128,6 +128,18 @@ class ContrastConfig(_Section):
         return self
 
 
+class EntropyConfig(_Section):
+    """Entropy bonus with gradient (mmrl/algorithms/entropy.py): the loss of a token is lowered by coef * entropy (nats) of its
+    whole distribution, which needs no more memory. With a target the coefficient adapts (Skywork-OR1, TRL)."""
+
+    coef: float = Field(0.0, ge=0)  # 0 without a target: off; with one: where it starts. Usual: 1e-3
+    target: float | None = Field(None, gt=0)  # nats per token: after an optimizer step at or below it coef rises by delta, above it
+    # ^ falls; it acts while the entropy is at or below the target. Choose it a little below train/entropy of the first steps
+    delta: float = Field(0.005, gt=0)
+    coef_min: float = Field(0.0, ge=0)  # bounds of the adaptive coefficient
+    coef_max: float = Field(1.0, ge=0)
+
+
 class FilterConfig(_Section):
     """By what dynamic sampling tells groups that teach from those that do not (mmrl/group_rewards.py, group_outcome). Values of
     the key must differ inside the group, and their mean must lie between the bounds. Neither the overlong penalty nor the
@@ -169,6 +181,7 @@ class AlgorithmConfig(_Section):
     clip_high: float = Field(0.28, ge=0)  # clip-higher (DAPO)
     dual_clip: float | None = 3.0
     kl: KLConfig = KLConfig()
+    entropy: EntropyConfig = EntropyConfig()
     epochs: int = Field(1, ge=1)  # passes over each step's groups
     minibatches: int = Field(1, ge=1)  # optimizer steps per pass
     dynamic_sampling: bool = True  # replace groups without signal (DAPO); false: train on all, whatever their rewards
@@ -346,12 +359,18 @@ class RunConfig(_Section):
 
     def _build_algorithm_settings(self) -> None:
         """Settings of loss and sampler have rules of their own: a run must break them here, not after loading a model."""
-        from mmrl.algorithms import ObjectiveSettings, SamplerSettings  # brings torch; reading this module must not
+        from mmrl.algorithms import (  # brings torch; reading this module must not
+            EntropySettings,
+            ObjectiveSettings,
+            SamplerSettings,
+        )
 
         a = self.algorithm
         ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip, importance=a.importance,
                           aggregate=a.aggregate, max_completion_length=self.rollout.max_new_tokens, kl_coef=a.kl.coef,
                           kl_estimator=a.kl.estimator)
+        e = a.entropy
+        EntropySettings(coef=e.coef, target=e.target, delta=e.delta, low=e.coef_min, high=e.coef_max)
         SamplerSettings(quota=self.train.prompts_per_step, max_attempts=a.max_rounds, carry_share=a.carry_share)
 
 

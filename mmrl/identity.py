@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmrl.config import EntropyConfig
 from mmrl.errors import ConfigError
 
 __all__ = ["check_identity", "run_identity"]
@@ -14,7 +15,8 @@ _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "re
                "env.workers", "env.start_s", "env.reset_s", "env.step_s", "env.respawns", "env.restart_after_resets",
                "env.memory_gib", "env.retries", "eval_states", "demos", "engine", "operations")
 
-_BEFORE = {"algorithm.filter.key": "reward"}
+_BEFORE = {"algorithm.filter.key": "reward",
+           **{f"algorithm.entropy.{name}": value for name, value in EntropyConfig().model_dump(mode="json").items()}}
 """What held in runs on prompts whose checkpoint is older than the key; null where nothing is said."""
 _RENAMED = {("algorithm.advantage_scale", "ema"): "ema_within", ("algorithm.difficulty", "dgrpo"): "softmax"}
 """What checkpoints as old as that called otherwise."""
@@ -33,8 +35,9 @@ def check_identity(old: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ConfigError where the identity of a checkpoint is not that of the run that would resume it."""
     if "env.suite" in new:  # episodes have their own filter, and this section at its defaults
         old = {**{k: v for k, v in new.items() if k.startswith("algorithm.filter.")}, **old}
-    if _BEFORE.keys() - old.keys():
-        old = {**_BEFORE, **{k: _RENAMED.get((k, str(v)), v) for k, v in old.items()}}
+    if "algorithm.filter.key" not in old:
+        old = {k: _RENAMED.get((k, str(v)), v) for k, v in old.items()}
+    old = {**_BEFORE, **old}
     changed = [f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
     if changed:
         raise ConfigError("cannot resume: it would no longer be the same run. Changed since the checkpoint: "

@@ -225,11 +225,13 @@ class Trainer:
     def _state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside weights, optimizer and alarms; JSON values."""
         return {"schedule": self._position or self.schedule.state_dict(), "credit": self.updater.credit.state_dict(),
-                "updates": self.updater.updates, "version": self.policy.version}
+                "entropy": self.updater.entropy.state_dict(), "updates": self.updater.updates, "version": self.policy.version}
 
     def _load_state(self, state: dict[str, Any]) -> None:
         self.schedule.load_state_dict(state["schedule"])
         self.updater.credit.load_state_dict(state["credit"])
+        if "entropy" in state:  # not in checkpoints from before there was a bonus
+            self.updater.entropy.load_state_dict(state["entropy"])
         self.updater.updates, self.policy.version = state["updates"], state["version"]
 
     def _loop(self, trackers: Trackers) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 from mmrl.algorithms import (
+    EntropyBonus,
+    EntropySettings,
     LossStats,
     ObjectiveSettings,
     OfflineSettings,
@@ -136,6 +138,9 @@ class Updater:
         self._collected: list[Group] = []
         self._names: list[str] = []  # of the samples trained on as they came
         self.losses = Losses(engine, world)
+        e = a.entropy
+        self.entropy = EntropyBonus(EntropySettings(coef=e.coef, target=e.target, delta=e.delta, low=e.coef_min, high=e.coef_max))
+        self._entropy_seen = [0.0, 0.0]  # sum of entropies and tokens of the optimizer step, this process
 
     @property
     def one_pass(self) -> bool:
@@ -185,7 +190,7 @@ class Updater:
             self._apply(total, self._names, result)
         else:
             self._train_on_all(self._collected, result)
-        result.credit = {**self.credit.metrics(), **self.offpolicy.metrics(self.world)}
+        result.credit = {**self.credit.metrics(), **self.offpolicy.metrics(self.world), **self.entropy.metrics()}
         self._collected = []
         if self.config.schedule.kind != "serial":
             self.policy.publish()
@@ -272,6 +277,9 @@ class Updater:
         norm, result.lr = self.engine.step(
             total, self.updates, self.total_updates, lambda norm: self._failure(norm, names))
         self.updates += 1
+        if self.entropy.adaptive:
+            self.entropy.observe(*self.world.sum(self._entropy_seen))
+            self._entropy_seen = [0.0, 0.0]
         result.grad_norms.append(norm)
         result.denominator += total
 
@@ -307,21 +315,26 @@ class Updater:
                 proximal_N = torch.tensor([x for w in chunk for x in w.proximal or ()], device=device)
             old_N, weight_N = self.offpolicy.correct(proximal_N, behaviour_N, stale_N, ~offline_N, mask_N, count=first_pass)
         loss = policy_loss(self.settings, out.logp_N, old_N, advantage_N, sequence_N, mask_N, ref_logp_N=reference_N,
-                           weight_N=weight_N, label_N=label_N, num_labels=len(names), offline_N=offline_N if self._mixes else None)
+                           weight_N=weight_N, label_N=label_N, num_labels=len(names), offline_N=offline_N if self._mixes else None,
+                           entropy_N=out.entropy_N, entropy_coef=self.entropy.coefficient)
         samples = ", ".join(w.group.sample.id for w in chunk)
         self.engine.backward(self.losses.finite(loss.loss, f"; samples: {samples}"), last=last)
         for name, stats in zip(names, loss.by_label, strict=True):
             result.sources[name].stats += stats
         result.packed_tokens += batch.num_tokens
+        if self.entropy.adaptive:
+            seen_M = out.entropy_N.detach()[mask_N & ~offline_N].double()
+            self._entropy_seen = [self._entropy_seen[0] + float(seen_M.sum()), self._entropy_seen[1] + seen_M.numel()]
         if first_pass:
-            self._observe(chunk, (out.logp_N.detach() - behaviour_N).abs(), out.entropy_N, ~offline_N, stale_N, result, fresh)
+            self._observe(chunk, (out.logp_N.detach() - behaviour_N).abs(), out.entropy_N.detach(), ~offline_N, stale_N, result,
+                          fresh)
             self.offpolicy.observe(stale_N, mask_N)
         return loss.denominator
 
     def _idle(self, chunk: Sequence[_Work], batch: Batch, result: UpdateResult, first_pass: bool, fresh: bool, last: bool) -> float:
         """What `_backward` runs, for another process that has groups left: nothing is added to gradients or metrics."""
         _, out = self._forward(batch, result)
-        self.engine.backward(out.logp_N.sum() * 0.0, last=last)
+        self.engine.backward((out.logp_N.sum() + out.entropy_N.sum()) * 0.0, last=last)
         return 0.0
 
     def _forward(self, batch: Batch, result: UpdateResult) -> tuple[torch.Tensor | None, LogpResult]:
@@ -332,11 +345,11 @@ class Updater:
             with torch.no_grad(), self.policy.reference():
                 reference_N = self._logp(batch).logp_N
             result.logprobs_s += time.perf_counter() - began
-        return reference_N, self._logp(batch)
+        return reference_N, self._logp(batch, entropy_gradient=self.entropy.coefficient > 0)
 
-    def _logp(self, batch: Batch) -> LogpResult:
+    def _logp(self, batch: Batch, *, entropy_gradient: bool = False) -> LogpResult:
         def forward() -> tuple[torch.Tensor, ...]:
-            found = self.policy.logp(batch, self.config.rollout.temperature)
+            found = self.policy.logp(batch, self.config.rollout.temperature, entropy_gradient=entropy_gradient)
             return found.logp_N, found.entropy_N
 
         return LogpResult(*self.engine.run(forward))

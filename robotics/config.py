@@ -135,8 +135,8 @@ class ScheduleConfig(_ScheduleConfig):
         return self
 
 
-_UNUSED = {"algorithm": ("advantage", "aggregate", "importance", "aggregation", "contrast", "difficulty", "filter", "offline",
-                         "overlong", "carry_share"),
+_UNUSED = {"algorithm": ("advantage", "aggregate", "importance", "aggregation", "contrast", "difficulty", "entropy", "filter",
+                         "offline", "overlong", "carry_share"),
            "engine": ("rollout", "vllm"), "rollout": ("top_p", "top_k", "max_new_tokens"),
            "data": ("train", "eval", "selection", "curriculum"),
            "reward": ("shuffle",), "eval": ("views",), "train": ("forward",)}

@@ -53,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ema by source": {"algorithm": {"advantage_scale": "ema_within", "ema": {"by": "source"}, "difficulty": "softmax"}},
     "gdpo": {"algorithm": {"aggregation": "gdpo", "difficulty": "univg_exp"}},
     "batch": {"algorithm": {"advantage_scale": "batch", "difficulty": "univg_power", "difficulty_power": 2.0}},
+    "entropy": {"algorithm": {"entropy": {"target": 99.0, "delta": 0.01}, "epochs": 2}},
     "rloo": {"algorithm": {"advantage": "rloo", "advantage_scale": "none", "difficulty": "univg_log"}},
     "opo": {"algorithm": {"advantage": "opo", "advantage_scale": "none"}},
     "pass_k": {"algorithm": {"advantage": "pass_k"}},
@@ -102,6 +103,11 @@ def check_ema(rows: list[dict[str, Any]], state: dict[str, Any], trainer: Traine
         assert {n: (kept["square"][n] - mean[n] ** 2) ** 0.5 for n in found} == pytest.approx(std)
 
 
+def check_entropy(rows: list[dict[str, Any]], state: dict[str, Any], trainer: Trainer) -> None:
+    assert [r["train/entropy_coef"] for r in rows] == pytest.approx([0.02, 0.04, 0.06, 0.08]), "two optimizer steps each"
+    assert state["entropy"] == trainer.updater.entropy.state_dict() and state["entropy"]["last"] > 0
+
+
 def check_curriculum(rows: list[dict[str, Any]], state: dict[str, Any], trainer: Trainer) -> None:
     assert [r["train/curriculum/stage"] for r in rows] == [0, 0, 1, 2] and state["schedule"]["stream"]["stage"] == 2
     early = read_jsonl(trainer.folder.path / "rollouts" / "step_000001.jsonl")
@@ -129,8 +135,8 @@ def check_nothing_more(rows: list[dict[str, Any]], state: dict[str, Any], traine
 
 
 EXTRA = {name: check_nothing_more for name in VARIANTS} | {
-    "ema": check_ema, "ema by source": check_ema, "curriculum": check_curriculum, "selection": check_selection,
-    "selection by std": check_selection, "in group": check_peers}
+    "ema": check_ema, "ema by source": check_ema, "entropy": check_entropy, "curriculum": check_curriculum,
+    "selection": check_selection, "selection by std": check_selection, "in group": check_peers}
 
 
 def test_variants_differ_from_plain_grpo_and_from_each_other(tmp_path: Path, data: str) -> None:

@@ -16,6 +16,7 @@ from mmrl.algorithms.advantages import (
 from mmrl.algorithms.contrast import ContrastSettings, bonuses, needs_contrast
 from mmrl.algorithms.difficulty import Difficulty, difficulty_weights
 from mmrl.algorithms.ema import EmaScale, EmaSettings
+from mmrl.algorithms.entropy import EntropyBonus, EntropySettings
 from mmrl.algorithms.filters import (
     DynamicSampler,
     Overlong,
@@ -86,14 +87,14 @@ from mmrl.algorithms.trajectories import (
 __all__ = [
     "SIGNAL_TOLERANCE", "AdvantageScale", "Advantages", "Aggregate", "Baseline", "Bootstrap", "ContrastSettings",
     "Correction", "CorrectionSettings", "DecisionLike", "Difficulty", "DynamicSampler", "EmaScale", "EmaSettings",
-    "EpisodeCounts", "EpisodeLike", "GAESettings", "Grid", "GroupBounds", "GroupOutcome", "Importance", "KLEstimator",
-    "LengthNorm", "LengthWeights", "LossStats", "LossSum", "Moments", "ObjectiveSettings", "OfflineSettings",
-    "Overlong", "OverlongSettings", "PPOSettings", "ReturnKind", "ReturnSettings", "RewardLevel", "SamplerSettings",
-    "SelectionSettings", "StepReport", "Ticket", "ValueLossKind", "ValueStats", "ValueSum", "VarianceSelection",
-    "Verdict", "behave_weights", "bonuses", "centred", "chunk_gae", "critic_warming_up", "denominator",
-    "difficulty_weights", "gae_advantages", "gdpo_advantages", "gradient_scale", "group_advantages",
-    "group_outcome", "group_std", "has_signal", "kl_estimate", "largest_variance", "length_weights", "make_grid",
-    "needs_contrast", "normalise", "off_policy_loss", "over_rewards_std", "overlong_penalty", "policy_loss",
-    "soft_overlong_penalty", "step_rewards", "token_mask", "trainable", "trajectory_in_loss", "trajectory_return",
-    "truncated_importance", "value_loss", "whiten", "within_bounds",
+    "EntropyBonus", "EntropySettings", "EpisodeCounts", "EpisodeLike", "GAESettings", "Grid", "GroupBounds",
+    "GroupOutcome", "Importance", "KLEstimator", "LengthNorm", "LengthWeights", "LossStats", "LossSum", "Moments",
+    "ObjectiveSettings", "OfflineSettings", "Overlong", "OverlongSettings", "PPOSettings", "ReturnKind",
+    "ReturnSettings", "RewardLevel", "SamplerSettings", "SelectionSettings", "StepReport", "Ticket", "ValueLossKind",
+    "ValueStats", "ValueSum", "VarianceSelection", "Verdict", "behave_weights", "bonuses", "centred", "chunk_gae",
+    "critic_warming_up", "denominator", "difficulty_weights", "gae_advantages", "gdpo_advantages", "gradient_scale",
+    "group_advantages", "group_outcome", "group_std", "has_signal", "kl_estimate", "largest_variance", "length_weights",
+    "make_grid", "needs_contrast", "normalise", "off_policy_loss", "over_rewards_std", "overlong_penalty",
+    "policy_loss", "soft_overlong_penalty", "step_rewards", "token_mask", "trainable", "trajectory_in_loss",
+    "trajectory_return", "truncated_importance", "value_loss", "whiten", "within_bounds",
 ]

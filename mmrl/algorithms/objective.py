@@ -231,7 +231,8 @@ def _surrogate(settings: ObjectiveSettings, log_ratio_M: Tensor,
 def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor,
                 sequence_id_N: Tensor, mask_N: Tensor, *, ref_logp_N: Tensor | None = None,
                 weight_N: Tensor | None = None, scale_N: Tensor | None = None, label_N: Tensor | None = None,
-                num_labels: int = 0, offline_N: Tensor | None = None) -> LossSum:
+                num_labels: int = 0, offline_N: Tensor | None = None, entropy_N: Tensor | None = None,
+                entropy_coef: float = 0.0) -> LossSum:
     """The loss of one micro-batch of whole sequences, as a sum; see the module docstring for the division.
 
     logp_N: log-probs under the current policy, with gradient. old_logp_N: under the policy of the ratio's bottom
@@ -241,7 +242,8 @@ def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor,
     weight_N: multiplies the policy term (off-policy correction, difficulty), not the KL. scale_N: multiplies both (a length
     normalisation of the caller's, whose denominator is then the caller's too). label_N: long in [0, num_labels),
     constant within a sequence, splits the statistics, not the loss. offline_N: bool, tokens of demonstrations, which take
-    `off_policy_loss` and no KL. All are (N,) and finite where masked in; 16-bit log-probs are raised to float32.
+    `off_policy_loss`, no KL and no entropy bonus. entropy_N: entropies with gradient, for a bonus of entropy_coef (not in the
+    statistics; see mmrl.algorithms.entropy). All are (N,) and finite where masked in; 16-bit log-probs are raised to float32.
     Non-finite results are the caller's to detect. Raises ConfigError when kl_coef > 0 and there are no reference log-probs.
     """
     if settings.kl_coef > 0 and ref_logp_N is None:
@@ -275,6 +277,8 @@ def policy_loss(settings: ObjectiveSettings, logp_N: Tensor, old_logp_N: Tensor,
         kl_ref_M = kl_M.detach()
         if settings.kl_coef > 0:
             loss_M = loss_M + settings.kl_coef * kl_M
+    if entropy_N is not None and entropy_coef > 0:  # selected, not weighed by zeros: what is masked may hold NaN
+        loss_M = loss_M - entropy_coef * entropy_N[kept_M].to(logp_M.dtype).masked_fill(off_M, 0.0)
     if scale_N is not None:
         loss_M, policy_M = loss_M * select(scale_N), policy_M * select(scale_N)
     if settings.aggregate == "sequence_mean":  # each sequence's own 1 / length belongs inside the sum

@@ -24,7 +24,7 @@ from mmrl.policy.pack import Batch
 from mmrl.policy.vision import FrozenTower, joint_media_inputs, media_inputs
 from mmrl.task import Template
 
-__all__ = ["LogpResult", "Policy", "media_token_ids"]
+__all__ = ["Entropy", "LogpResult", "Policy", "media_token_ids"]
 
 _MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
 _DUMMY_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # a 4-D mask is passed through: the layout does the masking
@@ -32,10 +32,38 @@ _DUMMY_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # a 4-D mask is passed t
 
 @dataclass
 class LogpResult:
-    """logp_N of the target tokens (differentiable) and entropy_N of the distributions (detached, nats), both fp32."""
+    """logp_N of the target tokens (differentiable) and entropy_N of the distributions (nats, with gradient where it was asked
+    for), both fp32."""
 
     logp_N: torch.Tensor
     entropy_N: torch.Tensor
+
+
+def _entropy(logits_nV: torch.Tensor, log_z_n: torch.Tensor) -> torch.Tensor:
+    """Entropies (n,) in nats from logits and their logsumexp; an impossible token (-inf) adds 0."""
+    p_nV = (logits_nV - log_z_n[:, None]).exp()
+    return log_z_n - (p_nV * logits_nV.masked_fill(p_nV == 0, 0.0)).sum(-1)
+
+
+class Entropy(torch.autograd.Function):
+    """`_entropy` with its gradient dH/dl_i = -p_i (log p_i + H), which needs the logits alone: autograd would keep three more
+    copies of (n, V). `log_z_n` is taken as a function of the logits and gets no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_nV: torch.Tensor, log_z_n: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        entropy_n = _entropy(logits_nV, log_z_n)
+        ctx.save_for_backward(logits_nV, log_z_n, entropy_n)
+        return entropy_n
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """See the class."""
+        logits_nV, log_z_n, entropy_n = ctx.saved_tensors
+        logp_nV = logits_nV - log_z_n[:, None]
+        p_nV = logp_nV.exp()
+        slope_nV = logp_nV.add_(entropy_n[:, None]).mul_(p_nV).masked_fill_(p_nV == 0, 0.0)  # 0 * -inf
+        return slope_nV.mul_(-gradients[0][:, None]), None
 
 
 def media_token_ids(tokenizer: Any) -> tuple[int, ...]:
@@ -144,24 +172,26 @@ class Policy:
         logits = logits.float() / temperature
         return logits.index_fill(-1, self.banned, float("-inf")) if len(self.banned) else logits
 
-    def _logp_of(self, hidden_nH: torch.Tensor, target_n: torch.Tensor, temperature: float) -> tuple[torch.Tensor, ...]:
+    def _logp_of(self, hidden_nH: torch.Tensor, target_n: torch.Tensor, temperature: float,
+                 entropy_gradient: bool) -> tuple[torch.Tensor, ...]:
         logits_nV = self.adjust(self.logits(hidden_nH), temperature)
         log_z_n = logits_nV.logsumexp(-1)
         logp_n = logits_nV.gather(-1, target_n[:, None])[:, 0] - log_z_n
+        if entropy_gradient and torch.is_grad_enabled():
+            return logp_n, Entropy.apply(logits_nV, log_z_n.detach())
         with torch.no_grad():
-            p_nV = (logits_nV - log_z_n[:, None]).exp()
-            entropy_n = log_z_n - (p_nV * logits_nV.masked_fill(p_nV == 0, 0.0)).sum(-1)
-        return logp_n, entropy_n
+            return logp_n, _entropy(logits_nV, log_z_n)
 
-    def logp(self, batch: Batch, temperature: float = 1.0) -> LogpResult:
-        """Log-probs of batch.target_N; differentiable unless called under torch.no_grad()."""
+    def logp(self, batch: Batch, temperature: float = 1.0, *, entropy_gradient: bool = False) -> LogpResult:
+        """Log-probs of batch.target_N; differentiable unless called under torch.no_grad(). With `entropy_gradient` so are
+        the entropies."""
         batch = batch.to(self.device)
         with self.autocast():
             hidden_NH = self.hidden(batch).index_select(0, batch.source_N)
             size = max(1, self._logits_chunk // self.base.lm_head.weight.shape[0])
             if len(hidden_NH) <= size:
-                return LogpResult(*self._logp_of(hidden_NH, batch.target_N, temperature))
-            pieces = [checkpoint(self._logp_of, h, t, temperature, use_reentrant=False)
+                return LogpResult(*self._logp_of(hidden_NH, batch.target_N, temperature, entropy_gradient))
+            pieces = [checkpoint(self._logp_of, h, t, temperature, entropy_gradient, use_reentrant=False)
                       for h, t in zip(hidden_NH.split(size), batch.target_N.split(size), strict=True)]
         return LogpResult(torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces]))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmrl import _torchvision_cpu
-from mmrl.algorithms import ObjectiveSettings, gradient_scale, policy_loss
+from mmrl.algorithms import EntropyBonus, EntropySettings, ObjectiveSettings, gradient_scale, policy_loss
 
 _torchvision_cpu.install()  # TRL imports torchvision, which beside a CPU torch needs help
 pytest.importorskip("trl")
@@ -56,17 +56,31 @@ def _trainer(logp: Tensor, settings: ObjectiveSettings, loss_type: str, use_weig
     return trainer
 
 
+def _entropic(logp: Tensor, entropy: Tensor, bonus: EntropySettings) -> Any:
+    """TRL's trainer with its entropy bonus, adaptive where there is a target."""
+    trainer = _trainer(logp, ObjectiveSettings(), "dapo", False)
+    trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logp, entropy, None)
+    trainer.__dict__.update(_entropy_bonus_enabled=True, entropy_coef=bonus.coef, use_adaptive_entropy=bonus.target is not None,
+                            _last_world_entropy=float("inf"), _entropy_window_stats=None)
+    trainer.args.__dict__.update(entropy_target=bonus.target, entropy_coef_delta=bonus.delta, entropy_coef_min=bonus.low,
+                                 entropy_coef_max=bonus.high)
+    return trainer
+
+
+def _inputs(t: dict[str, Tensor]) -> dict[str, Tensor]:
+    empty = torch.zeros(6, 0, dtype=torch.long)
+    return {"prompt_ids": empty, "prompt_mask": empty, "completion_ids": torch.zeros_like(t["mask"]),
+            "completion_mask": t["mask"], "advantages": t["advantage"], "old_per_token_logps": t["old"],
+            "ref_per_token_logps": t["ref"], "importance_sampling_ratio": t["weight"],
+            "num_items_in_batch": t["mask"].sum()}
+
+
 def _trl(t: dict[str, Tensor], settings: ObjectiveSettings, loss_type: str, use_weights: bool = False,
          ) -> tuple[float, Tensor, dict[str, float]]:
     """Loss, gradient (B, T) and logged means of TRL's own compute_loss."""
     logp = t["logp"].clone().requires_grad_()
     trainer = _trainer(logp, settings, loss_type, use_weights)
-    empty = torch.zeros(6, 0, dtype=torch.long)
-    inputs = {"prompt_ids": empty, "prompt_mask": empty, "completion_ids": torch.zeros_like(t["mask"]),
-              "completion_mask": t["mask"], "advantages": t["advantage"], "old_per_token_logps": t["old"],
-              "ref_per_token_logps": t["ref"], "importance_sampling_ratio": t["weight"],
-              "num_items_in_batch": t["mask"].sum()}
-    loss = trainer.compute_loss(None, inputs)
+    loss = trainer.compute_loss(None, _inputs(t))
     loss.backward()
     assert logp.grad is not None
     return loss.item(), logp.grad, {name: values[0] for name, values in trainer._metrics["train"].items()}
@@ -131,3 +145,52 @@ def test_wholly_masked_sequences_are_the_one_declared_difference() -> None:
     for aggregate, factor in (("token_mean", 1.0), ("sequence_mean", 6 / 5), ("dr_grpo", 6 / 5)):
         s = ObjectiveSettings(aggregate=aggregate, max_completion_length=MAX_LENGTH)
         assert _ours(t, s)[0] == pytest.approx(factor * _trl(t, s, TRL_NAME[aggregate])[0], abs=1e-5)
+
+
+ADAPTIVE = EntropySettings(coef=0.02, target=0.5, delta=0.05, low=0.01, high=0.1)
+
+
+@pytest.mark.parametrize("bonus", [EntropySettings(coef=0.3), ADAPTIVE], ids=["fixed", "adaptive"])
+def test_the_entropy_bonus_and_its_coefficient_equal_trls(bonus) -> None:
+    """Eight optimizer steps of one micro-batch: losses, gradients of log-probs and entropies, coefficients."""
+    state, acted = EntropyBonus(bonus), 0
+    trainer = _entropic(torch.zeros(1), torch.zeros(1), bonus)
+    for step in range(8):
+        t = _padded(step)
+        means = (0.2, 0.4, 0.45, 0.3, 0.9, 0.1, 0.8, 0.2)
+        entropy = torch.rand(6, MAX_LENGTH, generator=torch.Generator().manual_seed(step)) * 2 * means[step]
+        theirs = [x.clone().requires_grad_() for x in (t["logp"], entropy)]
+        trainer._get_per_token_logps_and_entropies = lambda *args, found=theirs, **kwargs: (*found, None)
+        loss = trainer.compute_loss(None, _inputs(t))
+        loss.backward()
+        ours = [x.clone().requires_grad_() for x in (t["logp"], entropy)]
+        ids = torch.arange(6)[:, None].expand(6, MAX_LENGTH).flatten()
+        out = policy_loss(ObjectiveSettings(), ours[0].flatten(), t["old"].flatten(),
+                          t["advantage"][:, None].expand(6, MAX_LENGTH).flatten(), ids, t["mask"].flatten(),
+                          entropy_N=ours[1].flatten(), entropy_coef=state.coefficient)
+        scale = gradient_scale(out.denominator)
+        (out.loss * scale).backward()
+        assert out.loss.item() * scale == pytest.approx(loss.item(), abs=1e-5)
+        torch.testing.assert_close(ours[0].grad, theirs[0].grad, atol=1e-6, rtol=1e-5)
+        none = torch.zeros_like(entropy)
+        torch.testing.assert_close(none if ours[1].grad is None else ours[1].grad, theirs[1].grad, atol=1e-8, rtol=1e-5)
+        acted += bool(theirs[1].grad.any())
+        kept = t["mask"].bool()
+        state.observe(entropy[kept].double().sum().item(), int(kept.sum()))
+        assert state.state_dict()["coef"] == pytest.approx(trainer.entropy_coef)
+    assert acted == (8 if bonus.target is None else 5), "in the steps after one at or below the target"
+
+
+@pytest.mark.parametrize("aggregate", ["sequence_mean", "dr_grpo"])
+def test_the_bonus_is_weighed_as_the_policy_term_is(aggregate) -> None:
+    """verl's rule (its entropy_loss goes through agg_loss with loss_agg_mode); TRL takes the token mean under every loss type."""
+    t, s = _padded(0), ObjectiveSettings(aggregate=aggregate, max_completion_length=MAX_LENGTH)
+    entropy = torch.rand(6, MAX_LENGTH, generator=torch.Generator().manual_seed(9)).requires_grad_()
+    ids = torch.arange(6)[:, None].expand(6, MAX_LENGTH).flatten()
+    advantage = t["advantage"][:, None].expand(6, MAX_LENGTH).flatten()
+    out = policy_loss(s, t["logp"].flatten(), t["old"].flatten(), advantage, ids, t["mask"].flatten(),
+                      entropy_N=entropy.flatten(), entropy_coef=0.3)
+    (out.loss * gradient_scale(out.denominator)).backward()
+    lengths = t["mask"].sum(1, keepdim=True) if aggregate == "sequence_mean" else torch.full((6, 1), MAX_LENGTH)
+    torch.testing.assert_close(entropy.grad, -0.3 * t["mask"] / lengths / 6, atol=1e-8, rtol=1e-6)
+    assert out.stats == policy_loss(s, t["logp"].flatten(), t["old"].flatten(), advantage, ids, t["mask"].flatten()).stats

@@ -28,7 +28,8 @@ def mixed_run(tmp_path: Path, **sections: Any) -> dict[str, Any]:
     """3 steps of 4 prompts, small micro-batches: their number differs between processes."""
     video = {"kind": "uniform", "num_frames": 4, "min_pixels": 28 * 28, "max_pixels": 84 * 56}
     path = medley(tmp_path / "data")
-    tree = small_run(tmp_path / "runs", path, path, data={"video": video}, optim={"lr": 0.001}, algorithm={"kl": {"coef": 0.05}},
+    tree = small_run(tmp_path / "runs", path, path, data={"video": video}, optim={"lr": 0.001},
+                     algorithm={"kl": {"coef": 0.05}, "entropy": {"coef": 0.02, "target": 99.0, "delta": 0.01}},
                      train={"steps": 3, "prompts_per_step": 4, "token_budget": 80, "log_rollouts": 99, "keep_last": 9},
                      eval={"limit": 4, "every": 3})
     return merge(tree, sections)
