@@ -126,6 +126,7 @@ def make(tmp_path: Path, kind: str) -> dict[str, Any]:
 EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic sampling": ("mixed", {}),
     "one prompt for two processes, kl": ("mixed", {"train": {"prompts_per_step": 1}, "algorithm": {"kl": {"coef": 0.05}}}),
+    "entropy bonus": ("text", {"algorithm": {"entropy": {"target": 99.0, "delta": 0.1}, "aggregate": "sequence_mean"}}),
     "ema and selection": ("mixed", {"algorithm": {"advantage_scale": "ema", "difficulty": "softmax"},
                                     "data": {"selection": {"kind": "variance", "threshold": 0.01, "rest": 1}}}),
     "gdpo": ("text", {"algorithm": {"aggregation": "gdpo"}})}
