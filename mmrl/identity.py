@@ -37,7 +37,7 @@ def check_identity(old: dict[str, Any], new: dict[str, Any]) -> None:
         old = {**{k: v for k, v in new.items() if k.startswith("algorithm.filter.")}, **old}
     if "algorithm.filter.key" not in old:
         old = {k: _RENAMED.get((k, str(v)), v) for k, v in old.items()}
-    old = {**_BEFORE, **old}
+    old = {**{k: v for k, v in _BEFORE.items() if k in new}, **old}
     changed = [f"{k} was {old.get(k)!r}, now {new.get(k)!r}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
     if changed:
         raise ConfigError("cannot resume: it would no longer be the same run. Changed since the checkpoint: "
