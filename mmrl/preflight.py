@@ -82,7 +82,10 @@ class Measured:
 
 
 def measured_by(sources: Sequence[LoadedSource]) -> Measured:
-    """The headline of held-out data: their task's own where all samples share one, else 'macro', the mean over sources."""
+    """The headline of held-out data: their task's own where all samples share one, else 'macro', the mean over sources.
+    Without held-out data nothing is compared, and eval.best_metric may be anything."""
+    if not sources:
+        return Measured("reward", None)
     first: dict[tuple[int, str], Sample] = {}
     for number, source in enumerate(sources):
         for sample in source.samples:

@@ -63,8 +63,9 @@ def test_a_metric_that_the_task_does_not_measure_is_refused_before_weights_are_r
     refused(config, ConfigError, r"sampled/iou.*found 'sampled/iuo'.*Did you mean 'sampled/iou'", monkeypatch)
 
 
-def source(task: str, path: Path, **params: Any) -> dict[str, Any]:
-    return {"task": task, "path": str(path), "params": params}
+def test_without_held_out_data_the_metric_is_not_looked_at(tmp_path: Path, data: tuple[str, str]) -> None:
+    config = settings(tmp_path, (data[0], ""), default=False, eval={"best_metric": "greedy/acc@0.5", "samples": 0})
+    assert config.data.eval == [] and Trainer(config).best_metric == "greedy/acc@0.5"
 
 
 def test_the_default_metric_is_the_headline_of_the_held_out_data(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The `mmrl` command: train, sft, eval, serve, rollout-server, score, report, tasks, cache, config, memory, doctor.
+"""The `mmrl` command: train, resume, try, sft, eval, serve, rollout-server, score, report, tasks, cache, config, memory, doctor.
 
     mmrl train configs/grounding.yaml train.steps=50 model.path=Qwen/Qwen2.5-VL-3B-Instruct
 
@@ -56,6 +56,19 @@ def sft(config: ConfigFile, overrides: Overrides = None,
     from mmrl.cli.run import sft_command
 
     sft_command(config, overrides or [], out, quiet=quiet)
+
+
+@app.command(name="try")
+def try_(config: ConfigFile, overrides: Overrides = None,
+         prompts: Annotated[int, typer.Option(help="prompts, or initial states of a robot", min=1)] = 8,
+         samples: Annotated[int | None, typer.Option(help="answers or episodes of each; default rollout.group_size, at most 8",
+                                                     min=2)] = None,
+         out: Annotated[Path | None, typer.Option(help="folder for try.html; default runs/try/NAME")] = None,
+         preset: PresetName = None) -> None:
+    """Ask the model a few prompts before a run: would it learn, how long would it take? Status 1: it would learn nothing."""
+    from mmrl.cli.trying import try_command
+
+    try_command(config, overrides or [], prompts, samples, out, preset)
 
 
 @app.command(name="eval")

@@ -25,7 +25,7 @@ from mmrl.presets import read_preset
 if TYPE_CHECKING:
     from mmrl.world import World
 
-__all__ = ["is_embodied", "results_table", "run_config", "sft_command", "train_command"]
+__all__ = ["is_embodied", "quieten", "results_table", "run_config", "sft_command", "train_command", "trainer_class"]
 
 _RATES = {"success_once": "success rate", "success_at_end": "success at end"}
 
@@ -51,7 +51,8 @@ def is_embodied(path: Path) -> bool:
     return isinstance(tree, dict) and "env" in tree
 
 
-def _trainer_class(settings: RunConfig) -> Any:
+def trainer_class(settings: RunConfig) -> Any:
+    """Trainer, or EmbodiedTrainer for the configuration of a robot."""
     from mmrl.trainer import Trainer
 
     return Trainer if type(settings) is RunConfig else importlib.import_module("robotics.trainer").EmbodiedTrainer
@@ -61,7 +62,7 @@ def train_command(config: Path, overrides: list[str], *, resume: bool | Literal[
                   preset: str | None = None) -> Path:
     """Run the trainer with a display; returns the run's folder."""
     settings = run_config(config, overrides, preset)
-    _quieten(settings)
+    quieten(settings)
     from mmrl.report import build_report
 
     display = Display(settings.train.steps, quiet)
@@ -69,7 +70,7 @@ def train_command(config: Path, overrides: list[str], *, resume: bool | Literal[
     trainer: Any = None
     try:
         with _saying_how_to_go_on(), display:
-            trainer = _trainer_class(settings)(settings, resume=resume, overwrite=overwrite, on_event=told)
+            trainer = trainer_class(settings)(settings, resume=resume, overwrite=overwrite, on_event=told)
             trainer.fit()
     except (MMRLError, SystemExit):
         if told.steps and trainer is not None and trainer.world.is_main:
@@ -168,7 +169,7 @@ def _eval_note(results: Mapping[str, Any], watched: str) -> str:
     return f"held-out after step {results['step']}: " + "  ".join(words)
 
 
-def _quieten(settings: RunConfig) -> None:
+def quieten(settings: RunConfig) -> None:
     """Keep transformers' and datasets' progress bars off our display."""
     import transformers
 
@@ -248,7 +249,7 @@ def _source_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[list
 def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -> None:
     """Warm-start a model on gold answers, or on demonstrations, and save it in Hugging Face format."""
     settings = run_config(config, overrides)
-    _quieten(settings)
+    quieten(settings)
     import torch
 
     from mmrl.engines import accelerator_options, train_engine_name

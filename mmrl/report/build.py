@@ -29,10 +29,10 @@ from mmrl.report.sources import source_tables
 from mmrl.report.text import esc
 from mmrl.report.verdict import Outcome, header, outcome, tiles, verdict
 
-__all__ = ["build_comparison", "build_report"]
+__all__ = ["build_comparison", "build_report", "page", "write_page"]
 
 
-def _page(title: str, body: str) -> str:
+def page(title: str, body: str) -> str:
     """The whole HTML file."""
     files = resources.files("mmrl.report")
     style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -48,7 +48,8 @@ def _page(title: str, body: str) -> str:
             "</body>\n</html>\n")
 
 
-def _write(path: Path, text: str) -> Path:
+def write_page(path: Path, text: str) -> Path:
+    """Write the file whole or not at all; returns `path`."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
@@ -138,7 +139,7 @@ def build_report(run_dir: Path) -> Path:
     body = header(run, found, sentence) + dead_note(run) + _navigation(sections) + "<main>" + "".join(
         f'<section id="{key}"><h2>{title}</h2>{content}</section>' for key, title, content in sections) + "</main>"
     body += '<footer>Written by mmrl from the files of this run.</footer>'
-    return _write(run.folder / "report.html", _page(f"{run.name} · mmrl", body))
+    return write_page(run.folder / "report.html", page(f"{run.name} · mmrl", body))
 
 
 def build_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
@@ -146,4 +147,4 @@ def build_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
     runs = [load_run(Path(d)) for d in run_dirs]
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    return _write(out, _page("Comparison · mmrl", comparison_body(runs)))
+    return write_page(out, page("Comparison · mmrl", comparison_body(runs)))

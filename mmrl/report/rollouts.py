@@ -34,7 +34,7 @@ def _files(folder: Path) -> list[tuple[int, Path]]:
     return [found[round(i * (len(found) - 1) / (MAX_STEPS - 1))] for i in range(MAX_STEPS)]
 
 
-def _groups(path: Path) -> list[list[Row]]:
+def _groups(path: Path, max_groups: int) -> list[list[Row]]:
     """The first groups of a step: rows with the sample's fields beside their own, as predictions have them."""
     groups: dict[str, list[Row]] = {}
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -44,7 +44,7 @@ def _groups(path: Path) -> list[list[Row]]:
                 continue
             sample = row["sample"]
             key = str(row.get("key") or (sample.get("source"), sample.get("id")))
-            if key in groups or len(groups) < MAX_GROUPS:
+            if key in groups or len(groups) < max_groups:
                 shared = {k: sample[k] for k in ("id", "source", "task", "question", "images", "videos") if k in sample}
                 groups.setdefault(key, []).append({**row, **shared, "mode": "sampled"})
     return list(groups.values())
@@ -93,9 +93,10 @@ def _gold(row: Row) -> dict[str, Any]:
     return {k: v for k, v in detail.items() if k.startswith("gold_")} if isinstance(detail, Mapping) else {}
 
 
-def rollouts(run: Run, figures: Figures) -> str:
+def rollouts(run: Run, figures: Figures, max_groups: int = MAX_GROUPS) -> str:
     """Groups of a few steps of the run; '' when none were logged."""
-    cards = [_group(step, rows, figures) for step, path in _files(run.folder / "rollouts") for rows in _groups(path) if rows]
+    cards = [_group(step, rows, figures) for step, path in _files(run.folder / "rollouts") for rows in _groups(path, max_groups)
+             if rows]
     if not cards:
         return ""
     legend = '<span class="key box gold"></span> gold <span class="key box sampled"></span> answers of the group'
