@@ -99,7 +99,16 @@ def write_skipped(sources: Sequence[LoadedSource], path: Path) -> dict[str, int]
 
 
 def _digest(samples: Sequence[Sample]) -> str:
-    """'<count> samples, <hash of ids, questions, answers and paths of media>'."""
+    """'<count> samples, rows <hash of all fields>': what the rows say. The bytes of media are mmrl.media_record's."""
+    digest = hashlib.blake2b(digest_size=8)
+    for x in samples:
+        row = (x.id, x.task, x.source, x.question, x.answer, x.images, x.videos, dict(x.params))
+        digest.update(repr(row).encode("utf-8", "surrogatepass"))
+    return f"{len(samples)} samples, rows {digest.hexdigest()}"
+
+
+def _digest_before(samples: Sequence[Sample]) -> str:
+    """What checkpoints had in its place before params, tasks and sources were part of it."""
     digest = hashlib.blake2b(digest_size=8)
     for sample in samples:
         media = (sample.images, sample.videos) if sample.videos else (sample.images,)
@@ -178,9 +187,12 @@ class PromptStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved position. Raises DataError when the data or its pools changed since."""
-        if state["data"] != self._digests:
+        now = self._digests
+        if not any(", rows " in saved for saved in state["data"]):
+            now = [_digest_before(s.samples) for s in self.sources]
+        if state["data"] != now:
             raise DataError(f"cannot resume: the data changed since the checkpoint was written (was {state['data']}, now "
-                            f"{self._digests}); restore the files or start a new run")
+                            f"{now}); restore the files or start a new run")
         if len(state["taken"]) != len(self.taken):
             raise DataError(f"cannot resume: the checkpoint draws from {len(state['taken'])} pools of samples, now there are "
                             f"{len(self.taken)} (data.balance, data.curriculum or its pass rates changed); restore them or "

@@ -29,6 +29,7 @@ from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError,
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
 from mmrl.group_rewards import check_filter_key
 from mmrl.identity import check_identity, run_identity
+from mmrl.media_record import MediaRecord, restore_media
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.operations.beside import holding, operating, stop_if_asked
 from mmrl.operations.restart import find_start, resumes, sound_best
@@ -94,6 +95,7 @@ class Trainer:
         self.alarms = AlarmBoard(config.alarms)
         self.best: float | None = None
         self.best_step = 0
+        self.media = MediaRecord()
         self._tally = StepTally()
         self._filled = -1  # optimizer steps taken when the actor got its weights
         self._position: dict[str, Any] | None = None  # async: of the schedule after the step just trained
@@ -136,6 +138,7 @@ class Trainer:
         specs = [(s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)]
         tasks = [s.task for s in (*self.train_sources, *self.eval_sources)]
         encoder = self.policy.encoder
+        encoder.visuals.witness = self.media.note
         with run_cluster(self.config, self.world.size, prompt_demands(self.config)) as self.cluster, prefetching(
                 self.config.data, [encoder.visuals]) as [encoder.ahead], run_scorer(
                 self.config, specs, tasks, self.cluster) as self.scorer, run_rollouts(
@@ -198,6 +201,7 @@ class Trainer:
             check_identity({**run_identity(unknown), **state["identity"]}, run_identity(self.config.model_dump(mode="json")))
             self.alarms.load_state_dict(state["alarms"])
             self._load_state(state)
+            restore_media(self.media, self.checkpoints.path(step), [*self.train_sources, *self.eval_sources], self.world)
             if state.get("best_metric", self.best_metric) == self.best_metric:  # else numbers of two metrics would be compared
                 self.best, self.best_step = sound_best(
                     self.checkpoints, self.start, state["best"], state["best_step"], self.world)
@@ -405,7 +409,7 @@ class Trainer:
         better = metric is not None and (self.best is None or metric > self.best)
         best, best_step = (metric, step) if better else (self.best, self.best_step)
         self._fill_actor(save=True)
-        self.world.barrier()
+        self.media.learn(self.world.gather(self.media.take_new()))
         optimizer = self.training.optimizer_state()
         if optimizer is not None:  # the main process
             settings = self.config.model_dump(mode="json")
@@ -413,7 +417,7 @@ class Trainer:
                      "best_step": best_step, "best_metric": self.best_metric, "alarms": self.alarms.state_dict(), **self._state()}
             try:
                 with self._alarmed(step):
-                    path = self.checkpoints.save(step, self.actor, optimizer, state, settings)
+                    path = self.checkpoints.save(step, self.actor, optimizer, state, settings, self.media.files())
                 if better:
                     self.checkpoints.mark_best(step)
                 self.best, self.best_step = best, best_step

@@ -67,7 +67,7 @@ def test_a_resumed_stream_equals_the_uninterrupted_one(cut: int) -> None:
 
 def test_a_resume_on_other_data_is_refused() -> None:
     stream = PromptStream([source("a", 8)], 0)
-    with pytest.raises(DataError, match=r"was \['7 samples, \w+'\], now \['8 samples"):
+    with pytest.raises(DataError, match=r"was \['7 samples, rows \w+'\], now \['8 samples"):
         stream.load_state_dict(PromptStream([source("a", 7)], 0).state_dict())
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from mmrl.errors import CacheError, ConfigError, MediaError
 from video.locks import write_small
 
-__all__ = ["canonical_json", "digest_of_content", "make_key"]
+__all__ = ["canonical_json", "digest_of_content", "make_key", "settled_stamp", "stamp_of"]
 
 _SIZE = 20  # bytes of a digest
 _CHUNK = 4 << 20
@@ -88,6 +88,19 @@ def digest_of_content(path: str | os.PathLike[str], memory: Path | None = None) 
             _remember(name, before, digest, memory)
             return digest
     raise CacheError(f"expected a file at rest, found that {name} changes while it is read; wait until it is complete")
+
+
+def stamp_of(path: str | os.PathLike[str]) -> list[int]:
+    """Size, mtime, ctime and inode of a file (of a folder: of all its files). As long as they stay, so do the bytes: ctime is set
+    by the kernel at every write. Raises MediaError where there is none."""
+    return _stamp(os.path.abspath(os.fspath(path)))
+
+
+def settled_stamp(path: str | os.PathLike[str]) -> list[int] | None:
+    """The `stamp_of` the file whose bytes this process has digested; None where it was written so shortly before that another write
+    may have left the same times."""
+    known = _remembered.get(os.path.abspath(os.fspath(path)))
+    return None if known is None else list(known[0])
 
 
 def _times(path: str) -> list[int]:

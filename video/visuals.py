@@ -15,7 +15,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,7 @@ class VisualCache:
         self.processor, self.settings, self.store = processor, settings or VideoSettings(), store
         self.image_options = dict(image_options or {})
         self.keep_features = keep_features
+        self.witness: Callable[[str, str], None] | None = None  # told of every file that was read: path, digest of its bytes
         self.stats = VisualStats()
         # entries of the store that are held cannot be evicted: they may not fill it, nor use up the process's open files
         held = 1 << 62 if store is None or store.limit_bytes is None else store.limit_bytes // 4
@@ -194,6 +195,8 @@ class VisualCache:
             except CacheError as err:  # edited while it was read: once more, as what it is now
                 if attempt == 2:
                     raise MediaError(f"{path}: {err}", kind="corrupt", path=path) from err
+        if self.witness is not None:
+            self.witness(path, content)
         t, h, w = meta["grid_thw"]
         return Visual(kind, path, key, content, meta["digest"], (t, h, w), t * h * w // self.codec(kind).layout.merge**2,
                       tuple(meta["orig_wh"]), tuple(meta["resized_wh"]), meta.get("frames", 1),
