@@ -20,8 +20,9 @@ from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
 from mmrl.policy.policy import Policy
 from tests.engine_kit import ARCHITECTURES, PHOTO_SIZES, Album, fresh_policy, picture, policy, sample_with, tiny_folder
 from tests.fast_kit import first_fast
+from tests.rounding_kit import assert_same
 
-LIMIT = 1e-5
+LIMIT = 1e-5  # of log-probs of the kit's model without an adapter: five times what was measured, see tests/rounding_kit.py
 TASK = Album()
 QUESTIONS = ("Where is the red circle?", "yes", "Think first, then answer. How many are in the image?")
 
@@ -175,9 +176,7 @@ def test_every_training_mode(arch: str, options: dict[str, Any]) -> None:
             for name, parameter in p.trainable():
                 parameter.copy_(0.2 * torch.randn_like(parameter)) if "lora_B" in name else None
     logp, gradients = run(p, [pack(items_of(p, FIXED))])
-    usual_logp, usual_gradients = run(p, [pack_padded(items_of(p, FIXED))])
-    assert (logp - usual_logp).abs().max() < LIMIT
-    assert relative_error(gradients, usual_gradients) < LIMIT
+    assert_same(lambda: run(p, [pack_padded(items_of(p, FIXED))]), (logp, gradients), p.model.parameters())
     assert set(gradients) == {n for n, _ in p.trainable()}
     if not p.has_adapter:
         plain = run(policy(arch), [pack(items_of(p, FIXED))])
@@ -192,9 +191,9 @@ def test_chunked_logits_equal_unchunked(chunk: int) -> None:
     batch = pack(items_of(p, FIXED))
     logp, gradients = run(p, [batch], 1.3)
     expected, expected_gradients = run(whole, [batch], 1.3)
-    assert (logp - expected).abs().max() < 1e-6
-    assert relative_error(gradients, expected_gradients) < 1e-6
-    assert torch.allclose(p.logp(batch).entropy_N, whole.logp(batch).entropy_N, atol=1e-6)
+    assert (logp - expected).abs().max() < LIMIT
+    assert relative_error(gradients, expected_gradients) < LIMIT
+    assert torch.allclose(p.logp(batch).entropy_N, whole.logp(batch).entropy_N, atol=LIMIT)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
