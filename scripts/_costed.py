@@ -1,25 +1,38 @@
-"""A costed rollout and trainer for scripts/bench_schedule.py: real worker processes, threads and executor, sleep as the work.
+"""Embodied runs whose stages cost a set time of sleep, for scripts/bench_schedule.py: `mmrl train`'s own trainer, source, driver,
+updater and executor on a configuration file's settings.
 
-`CostedSource` plays the tiny simulator in an EnvPool, where a picture costs `render_s` of sleep; its inference sleeps
-`infer_s` per observation; `CostedLearner` sleeps per decision of a group. What is measured is the scheduling, not the machine.
+`CostedTrainer` is robotics.trainer.EmbodiedTrainer with a pause behind each observation the policy decided for and behind each
+group's gradient; a picture of the tiny simulator costs its option `render_s`. So any ratio of stages can be had on any machine, and
+how the run is scheduled is the run's own business: whether inference and training take turns, how many stages of environments
+there are, what a step may overlap with.
 """
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
-from mmrl.pipeline import Closed
-from mmrl.stages import Stages
-from mmrl.timeline import Timeline
-from robotics.contract import EnvSpec, initial_states
-from robotics.pool import EnvPool
+from mmrl.pipeline import GroupSource, Pipeline, PipelineSettings
+from mmrl.policy.tiny import TinySpec, build_tiny
+from robotics.config import EmbodiedConfig, load_embodied
+from robotics.contract import make_simulator
+from robotics.load import load_vla
+from robotics.source import env_specs
+from robotics.trainer import EmbodiedTrainer
 
-__all__ = ["Costs", "CostedLearner", "CostedSource"]
+__all__ = ["QUIET", "CostedTrainer", "Costs", "config_of", "run", "saved_vla"]
+
+QUIET = ("train.save_every=0", "train.log_rollouts=0", "train.token_budget=100000", "eval.every=0", "eval.samples=0",
+         "eval.gallery=0", "eval_states=1", "eval.best_metric=greedy/success_once", "algorithm.dynamic_sampling=false",
+         "optim.lr=1e-9", "model.device=cpu", "threads=1", "model.system=''")
+"""Overrides of a run that is made for its timeline: every group is trained on, next to nothing is evaluated or written."""
+
+_COMMON = ("env.suite=tiny", "env.tasks=[push]", "env.image_size=16", "action.bins=9", "action.chunk=1", "action.repeat=1",
+           *QUIET)
 
 
 @dataclass(frozen=True)
@@ -30,9 +43,10 @@ class Costs:
     render: float
     infer: float
     train: float
-    groups: int = 64
-    members: int = 4
+    groups: int = 32
+    members: int = 8
     decisions: int = 3
+    slots: int = 16
     workers: int = 4
 
     @property
@@ -50,103 +64,79 @@ class Costs:
         """Per group."""
         return self.train / self.groups
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The environment."""
-        return EnvSpec("tiny", "push", horizon=self.decisions, image_size=16,
-                       options={"render_s": self.render_s, "stop_at_success": False})
+
+def saved_vla(folder: Path, spec: TinySpec, overrides: Sequence[str]) -> Path:
+    """A fresh policy as `mmrl sft` would leave it in `folder`, for the actions of the configuration's simulator."""
+    if not (folder / "vla").is_dir():
+        build_tiny(spec, folder / "backbone")
+        config = load_embodied(None, [*overrides, f"model.path={folder / 'backbone'}"])
+        simulator = make_simulator(env_specs(config)[0])
+        torch.manual_seed(0)
+        load_vla(config, space=simulator.action_space).save(folder / "vla")
+        simulator.close()
+    return folder / "vla"
 
 
-@dataclass
-class _Playing:
-    step: int
-    place: int
-    version: int
+def config_of(costs: Costs, folder: Path, *schedule: str) -> EmbodiedConfig:
+    """The run's configuration, as `mmrl train` would load it; `schedule` holds overrides. The model is made in `folder`."""
+    spec = TinySpec(hidden=32, layers=1, heads=2, kv=1, vision_hidden=16, vision_layers=1, vision_heads=1, patch_size=8,
+                    min_patches=1, max_patches=1)
+    return load_embodied(None, [
+        *_COMMON, f"model.path={saved_vla(folder, spec, _COMMON)}", f"dir={folder}", f"train.prompts_per_step={costs.groups}",
+        f"rollout.group_size={costs.members}", f"env.horizon={costs.decisions}", f"env.slots={costs.slots}",
+        f"env.workers={costs.workers}", f"env.options={{render_s: {costs.render_s!r}, stop_at_success: false}}", *schedule])
 
 
-class CostedSource:
-    """A GroupSource on a pool, with `stages` stages of slots; see mmrl.pipeline."""
+def _and_sleep(work: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
+    def slower(*args: Any, **kwargs: Any) -> Any:
+        found = work(*args, **kwargs)
+        time.sleep(seconds(*args))
+        return found
 
-    def __init__(self, pool: EnvPool, costs: Costs, stages: int, timeline: Timeline) -> None:
-        self.pool, self.costs, self.timeline = pool, costs, timeline
-        self.stages = Stages(pool.num_slots, stages)
-        self.state = initial_states("train", 1)[0]
-        self._jobs: deque[tuple[int, int]] = deque()
-        self._playing: dict[int, _Playing] = {}
-        self._ended: Counter[tuple[int, int]] = Counter()
-
-    def start(self, step: int) -> int:
-        """See GroupSource."""
-        self._jobs.extend((step, place) for place in range(self.costs.groups) for _ in range(self.costs.members))
-        self._fill(range(self.pool.num_slots))
-        return self.costs.groups
-
-    def _fill(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            if self._jobs and slot not in self._playing:
-                self._playing[slot] = _Playing(*self._jobs.popleft(), version=1 << 60)
-                self.pool.reset(slot, self.costs.spec, self.state)
-                self.stages.sent(slot)
-
-    def poll(self, timeout_s: float) -> list[Closed[int]]:
-        """See GroupSource."""
-        closed = []
-        for reply in self.pool.ready(timeout_s):
-            if reply.error is not None:
-                raise RuntimeError(reply.error)
-            self.timeline.add("render", f"worker {reply.worker}", reply.started, reply.ended)
-            if reply.chunk is None or not reply.chunk.done:
-                self.stages.answered(reply.slot)
-                continue
-            self.stages.release(reply.slot)
-            ended = self._playing.pop(reply.slot)
-            self._ended[ended.step, ended.place] += 1
-            if self._ended[ended.step, ended.place] == self.costs.members:
-                closed.append(Closed(ended.step, ended.place, ended.place, ended.version))
-            self._fill([reply.slot])
-        return closed
-
-    def ready(self) -> Sequence[int] | None:
-        """See GroupSource."""
-        return self.stages.due(lambda slot: (self._playing[slot].step, self._playing[slot].place)) or None
-
-    def infer(self, batch: Sequence[int], version: int) -> list[Closed[int]]:
-        """Sleep, then send an action to each slot."""
-        time.sleep(self.costs.infer_s * len(batch))
-        for slot in batch:
-            self._playing[slot].version = min(self._playing[slot].version, version)
-            self.pool.step(slot, np.zeros((1, 2)))
-            self.stages.sent(slot)
-        return []
-
-    @property
-    def running(self) -> int:
-        """See GroupSource."""
-        return self.stages.at_work
-
-    def again(self, closed: Closed[int]) -> None:
-        """Never needed here: every inference has the newest weights."""
-        raise AssertionError(f"{closed} was refused")
-
-    def publish(self, version: int) -> None:
-        """Nothing to copy."""
+    return slower
 
 
-class CostedLearner:
-    """A Learner whose gradient is sleep."""
+class CostedTrainer(EmbodiedTrainer):
+    """See the module. It sleeps from its second step on: the first starts processes and warms caches."""
 
-    def __init__(self, costs: Costs) -> None:
-        self.costs, self.added = costs, 0
+    def __init__(self, config: EmbodiedConfig, costs: Costs, **options: Any) -> None:
+        self.costs, self.sleeping = costs, False
+        super().__init__(config, **options)
 
-    def begin(self, step: int) -> None:
-        """See Learner."""
-        self.added = 0
+    def _read_policy(self, weights: Path | None) -> Any:
+        vla = super()._read_policy(weights)
+        vla.act = _and_sleep(vla.act, lambda observations, *rest: self.sleeping * self.costs.infer_s * len(observations))
+        return vla
 
-    def add(self, group: Any) -> None:
-        """Sleep for one group."""
-        time.sleep(self.costs.train_s)
-        self.added += 1
+    def _pipeline(self, source: GroupSource[Any]) -> Pipeline[Any, Any]:
+        add = _and_sleep(self.updater.add, lambda group: self.sleeping * self.costs.train_s)
+        self.updater.add = add  # type: ignore[method-assign]
+        return super()._pipeline(source)
 
-    def finish(self) -> int:
-        """How many groups were added."""
-        return self.added
+    def _train_step(self, step: int) -> dict[str, Any]:
+        self.sleeping = step > 1
+        return super()._train_step(step)
+
+    def _evaluation(self, step: int, *, full: bool) -> Any:
+        self.sleeping = False
+        return super()._evaluation(step, full=full)
+
+
+def run(config: EmbodiedConfig, steps: int, make: Callable[..., EmbodiedTrainer] = EmbodiedTrainer
+        ) -> tuple[list[dict[str, Any]], PipelineSettings]:
+    """Timeline summaries of `steps` steps of a run behind its first, which warms it up, and what its executor was made of. An async
+    run takes one step more, so that each of them has a next one to roll out."""
+    last = 1 + steps + (config.schedule.kind == "async")
+    config = config.model_copy(update={"train": config.train.model_copy(update={"steps": last})})
+    summaries: dict[int, dict[str, Any]] = {}
+    made: list[PipelineSettings] = []
+
+    def note(kind: str, row: Any) -> None:
+        if kind == "step":
+            assert row["train/groups/trained"] == config.train.prompts_per_step and row["train/failed_attempts"] == 0, row
+            summaries[row["step"]] = trainer.timeline.summary(row["step"])
+            made[:] = [trainer.pipeline.settings]
+
+    trainer = make(config, overwrite=True, on_event=note)
+    trainer.fit()
+    return [summaries[step] for step in range(2, 2 + steps)], made[0]

@@ -1,8 +1,8 @@
-"""bench_schedule on real simulators and a real (tiny) policy: a training step serial, with stage overlap, and streamed.
+"""bench_schedule on real simulators and a real (tiny) policy: runs of `mmrl train`'s own trainer, serial and pipelined.
 
-Each function takes (rounds, steps) and returns the rows of bench_schedule's JSON. The three systems differ in scheduling only:
-`serial` steps all simulators in lock-step and trains afterwards, `stage_overlap` (RLinf's pipeline) lets the policy decide for
-one half of them while the other half renders and trains afterwards, `streaming` also trains on groups as they close.
+Each function takes (rounds, steps) and returns the rows of bench_schedule's JSON. The two systems differ in schedule.kind only:
+`serial` steps all simulators in lock-step and trains afterwards; `streaming` (pipelined) lets the policy decide for one half of
+them while the other half renders, and trains on groups as they close.
 One process renders and one infers and trains, as where a GPU does the latter: with a rendering process on every core there is
 nothing left to overlap with. The policy is sized so that its work is of the order of the simulators'.
 """
@@ -13,30 +13,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mmrl.engines import build_train_engine
-from mmrl.optim import build_optimizer
-from mmrl.pipeline import Pipeline, PipelineSettings
-from mmrl.policy.tiny import TinySpec, build_tiny
-from mmrl.timeline import Timeline
-from mmrl.world import World
-from robotics.config import EmbodiedConfig, load_embodied
-from robotics.contract import make_simulator
-from robotics.load import load_vla
-from robotics.pool import EnvPool
-from robotics.rollout import Driver
-from robotics.source import EpisodeSource, env_specs
-from robotics.trainer import pool_settings
-from robotics.update import EmbodiedUpdater
+from mmrl.policy.tiny import TinySpec
+from robotics.config import load_embodied
 from scripts import _bench as bench
+from scripts._costed import QUIET, run, saved_vla
 
 __all__ = ["libero", "maniskill", "tiny"]
 
-SYSTEMS: dict[str, tuple[str, int]] = {"serial": ("serial", 1), "stage_overlap": ("serial", 2), "streaming": ("pipelined", 2)}
-COMMON = ["action.bins=17", "action.chunk=4", "action.repeat=2", "rollout.group_size=4", "train.prompts_per_step=4",
-          "algorithm.dynamic_sampling=false", "env.slots=8", "env.workers=1", "env.image_size=64", "train.token_budget=100000",
-          "threads=1", "model.device=cpu", "model.system=''", "optim.lr=1e-9"]
+SYSTEMS: dict[str, tuple[str, ...]] = {"serial": ("schedule.kind=serial",),
+                                       "streaming": ("schedule.kind=pipelined", "schedule.stages=2")}
+COMMON = [*QUIET, "action.bins=17", "action.chunk=4", "action.repeat=2", "rollout.group_size=4", "train.prompts_per_step=4",
+          "env.slots=8", "env.workers=1", "env.image_size=64"]
 
 
 def tiny(rounds: int, steps: int) -> dict[str, Any]:
@@ -58,16 +45,16 @@ def libero(rounds: int, steps: int) -> dict[str, Any]:
 
 def measure(overrides: list[str], rounds: int, steps: int, *, width: int = 256, layers: int = 4) -> dict[str, Any]:
     """Seconds per step of each system, alternating; one untimed step warms each up."""
-    torch.set_num_threads(1)
+    spec = TinySpec(hidden=width, layers=layers, vision_hidden=width, vision_layers=layers, heads=4, vision_heads=4,
+                    patch_size=8, min_patches=16, max_patches=16)
+    found: dict[str, list[dict[str, Any]]] = {s: [] for s in SYSTEMS}
     with tempfile.TemporaryDirectory() as folder:
-        build_tiny(TinySpec(hidden=width, layers=layers, vision_hidden=width, vision_layers=layers, heads=4, vision_heads=4,
-                            patch_size=8, min_patches=16, max_patches=16), folder)
-        config = load_embodied(None, [*COMMON, f"model.path={folder}", *overrides])
-        found: dict[str, list[dict[str, Any]]] = {s: [] for s in SYSTEMS}
-        with EnvPool(config.env.slots, config.env.workers, pool_settings(config.env)) as pool:
-            for order in bench.alternation(list(SYSTEMS), rounds):
-                for system in order:
-                    found[system] += one_system(config, Path(folder), pool, system, steps)
+        common = [*COMMON, *overrides]
+        common += [f"model.path={saved_vla(Path(folder), spec, common)}", f"dir={folder}"]
+        for order in bench.alternation(list(SYSTEMS), rounds):
+            for system in order:
+                config = load_embodied(None, [*common, f"name={system}", *SYSTEMS[system]])
+                found[system] += run(config, steps)[0]
     serial = statistics.median(s["wall_s"] for s in found["serial"])
     rows = {}
     for system, summaries in found.items():
@@ -79,21 +66,3 @@ def measure(overrides: list[str], rounds: int, steps: int, *, width: int = 256, 
                         "bound": round(statistics.median(s["bound"] for s in summaries), 3)}
     return {"overrides": overrides, "policy": {"width": width, "layers": layers}, "systems": rows,
             "episodes_per_step": config.train.prompts_per_step * config.rollout.group_size}
-
-
-def one_system(config: EmbodiedConfig, folder: Path, pool: EnvPool, system: str, steps: int) -> list[dict[str, Any]]:
-    """Timeline summaries of `steps` steps after the first."""
-    kind, stages = SYSTEMS[system]
-    simulator = make_simulator(env_specs(config)[0])
-    torch.manual_seed(0)
-    vla = load_vla(config, space=simulator.action_space)
-    simulator.close()
-    timeline = Timeline({"render": config.env.workers, "infer": 1, "train": 1}, keep=steps + 1)
-    driver = Driver(pool, vla, seed=0, stages=stages, timeline=timeline)
-    engine = build_train_engine(config, World(vla.device), vla, build_optimizer(vla.trainable(), config.optim))
-    updater = EmbodiedUpdater(config, vla, engine)
-    settings = PipelineSettings(schedule=kind)  # type: ignore[arg-type]
-    with Pipeline(EpisodeSource(config, driver), updater, settings, last_step=steps + 1, timeline=timeline) as pipeline:
-        for step in range(1, steps + 2):
-            pipeline.step(step)
-        return [timeline.summary(step) for step in range(2, steps + 2)]

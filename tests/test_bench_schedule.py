@@ -1,0 +1,47 @@
+"""What scripts/bench_schedule.py measures is what `mmrl train` runs: the trainer's own executor, made from a configuration."""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import pytest
+
+from mmrl.pipeline import PipelineSettings
+from robotics.trainer import EmbodiedTrainer
+from scripts import _bench
+from scripts._costed import CostedTrainer, Costs, config_of, run
+from scripts.bench_schedule import SYSTEMS
+
+FREE = Costs(0.0, 0.0, 0.0, groups=2, members=2, decisions=1, slots=2, workers=1)
+
+
+def executor(folder: Path, *overrides: str) -> PipelineSettings:
+    """Of a plain run with these overrides."""
+    trainer = EmbodiedTrainer(config_of(FREE, folder, "name=plain", *overrides), overwrite=True)
+    with trainer._working():
+        return trainer.pipeline.settings
+
+
+@pytest.mark.slow
+def test_every_measured_system_is_one_that_a_configuration_gives(tmp_path: Path) -> None:
+    file = _bench.RESULTS / "bench_schedule.json"
+    recorded = json.loads(file.read_text(encoding="utf-8"))["costed"] if file.exists() else []
+    for name, overrides in SYSTEMS.items():
+        made = executor(tmp_path, *overrides)
+        kind = overrides[0].partition("=")[2]
+        assert made == PipelineSettings(schedule=kind, staleness=int(kind == "async")), name  # type: ignore[arg-type]
+        for row in recorded:
+            assert row["systems"][name]["executor"] == dataclasses.asdict(made), f"{name} was measured otherwise: record it again"
+    assert all(row["systems"].keys() == SYSTEMS.keys() for row in recorded)
+
+
+@pytest.mark.slow
+def test_a_costed_run_sleeps_where_it_says(tmp_path: Path) -> None:
+    costs = dataclasses.replace(FREE, render=0.4, infer=0.2, train=0.6)
+    summaries, settings = run(config_of(costs, tmp_path, *SYSTEMS["async_4"]), 1, functools.partial(CostedTrainer, costs=costs))
+    (found,) = summaries
+    busy = {stage: found["wall_s"] * (1 - found["stages"][stage]["bubble"]) for stage in ("render", "infer", "train")}
+    assert all(busy[stage] >= wanted for stage, wanted in (("render", 0.2), ("infer", 0.2), ("train", 0.6))), busy
+    assert settings.schedule == "async" and settings.staleness == 1 and settings.shared, "one device: they take turns"
