@@ -1,6 +1,6 @@
 """What overlapping rendering, inference and training is worth in a run, against the bound that the longest stage sets.
 
-    python -m scripts.bench_schedule            (about 30 minutes, writes assets/results/bench_schedule*.json)
+    python -m scripts.bench_schedule            (about 25 minutes, writes assets/results/bench_schedule*.json)
     python -m scripts.bench_schedule --quick    (about a minute, writes nothing)
 
 Every row is a run of `mmrl train`'s own trainer on a configuration file's settings, on one device: inference and training use the
@@ -8,7 +8,7 @@ same weights and take turns, rendering overlaps with both.
 
 Costed part: a picture, an observation decided for and a group's gradient cost a set time of sleep on top of what they really take
 (scripts/_costed.py), so that any ratio of stages can be had on any machine. A step is 32 groups of 8 episodes (SimpleVLA-RL's) of
-three decisions, on 16 environments in 4 processes, and 16 s of sleep. Systems, which alternate, are values of schedule.kind and
+three decisions, on 16 environments in 4 processes, and 24 s of sleep. Systems, which alternate, are values of schedule.kind and
 schedule.stages:
 
     serial        render, infer, render ...; then train
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="costed: two ratios, one round, four seconds of work; writes nothing")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1, help="measured steps per run")
-    parser.add_argument("--seconds", type=float, default=16.0, help="sum of the stages per step of the largest number of groups")
+    parser.add_argument("--seconds", type=float, default=24.0, help="sum of the stages per step of the largest number of groups")
     parser.add_argument("--groups", type=int, nargs="+", default=[8, 32],
                         help="groups per step; the first ratio is run with each, at the same work per group")
     parser.add_argument("--parts", nargs="+", default=["costed", "real"], choices=("costed", "real"))
