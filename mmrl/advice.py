@@ -13,7 +13,16 @@ _WIDE = 0.01  # of clip ranges of sequence ratios: no published run goes beyond 
 
 def remarks(config: RunConfig) -> list[str]:
     """One line for each, with the mend; empty for most configurations."""
-    return _of_gspo(config)
+    return [*_of_gspo(config), *_of_contrast(config)]
+
+
+def _of_contrast(config: RunConfig) -> list[str]:
+    a = config.algorithm
+    if a.contrast.kind == "none" or a.contrast.bonus == 0 or a.advantage_scale != "std" or a.aggregation != "plain":
+        return []
+    return ["algorithm.contrast with advantage_scale std: in groups whose rewards are right or wrong and nothing else (also once "
+            "every answer keeps the format) the bonus cancels exactly; it acts with advantage_scale none, and, between groups that "
+            "get it and others that do not, with batch, batch_rewards, ema, ema_within and aggregation gdpo"]
 
 
 def _of_gspo(config: RunConfig) -> list[str]:

@@ -108,8 +108,8 @@ class ContrastConfig(_Section):
     """Rollouts on a changed input beside each group: T-GRPO's shuffled frames and relatives (mmrl/algorithms/contrast.py).
 
     Groups whose input the change cannot touch (pictures and one-frame clips for shuffle, text for all) have none.
-    With advantage_scale std and rewards that are only right or wrong, the bonus cancels: it needs a second reward part, or
-    advantage_scale none, batch or ema.
+    With advantage_scale std and rewards that are only right or wrong, the bonus cancels: it needs a second reward part that
+    differs, or advantage_scale none (see there for the others).
     """
 
     kind: Literal["none", "shuffle", "mirror", "mask", "question_only"] = "none"

@@ -50,8 +50,9 @@ def _shuffled(values: Sequence[T], group: Group, config: RunConfig) -> list[T]:
 
 def contrast_settings(config: RunConfig) -> ContrastSettings:
     """The algorithm.contrast section as the rule wants it."""
-    c = config.algorithm.contrast
-    return ContrastSettings(c.factor, c.threshold, c.bonus, c.skip)
+    a, c = config.algorithm, config.algorithm.contrast
+    pooled = a.aggregation == "plain" and a.advantage_scale in ("ema", "batch_rewards")
+    return ContrastSettings(c.factor, c.threshold, c.bonus, c.skip, pooled)
 
 
 def accuracies(trajectories: Sequence[Trajectory]) -> list[float]:

@@ -5,10 +5,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scripts import bench_engines
+from scripts import bench_engines, bench_tgrpo
 from tests.engine_kit import ENVIRONMENT, REPO
 
 SCRIPTS = sorted(path.stem for path in (REPO / "scripts").glob("bench_*.py"))
@@ -56,3 +57,34 @@ def test_make_bench_starts_every_benchmark_and_says_which_failed(tmp_path: Path)
     done = subprocess.run(["make", "bench", f"VENV={tmp_path}/venv"], cwd=tmp_path, text=True, capture_output=True, timeout=60)
     assert (tmp_path / "started").read_text().splitlines() == [f"-m scripts.{name}" for name in SCRIPTS]
     assert done.returncode != 0 and f"failed: scripts/{SCRIPTS[0]}.py" in done.stdout
+
+
+def test_runs_of_a_killed_benchmark_are_kept_under_their_settings_and_what_they_are_made_from(tmp_path: Path) -> None:
+    root, rows, made = tmp_path / "root", tmp_path / "rows", []
+
+    def run(settings: list[str], *, killed: bool = False) -> dict[str, Any]:
+        def measure() -> dict[str, Any]:
+            made.append(settings)
+            if killed:
+                raise KeyboardInterrupt
+            return {"number": len(made)}
+        return bench_tgrpo.kept(rows, settings, bench_tgrpo.made_from(root), measure)
+
+    for folder in ("mmrl", "configs", "assets/tiny_video", "runs/video_data/train/direction"):
+        (root / folder).mkdir(parents=True)
+    (root / "mmrl" / "a.py").write_text("x = 1\n")
+    (root / "configs" / "tgrpo_tiny.yaml").write_text("seed: 0\n")
+    first, second = bench_tgrpo.settings_of("grpo", 0, None), bench_tgrpo.settings_of("grpo", 1, None)
+    assert first != second and run(first) == {"number": 1}
+    with pytest.raises(KeyboardInterrupt):
+        run(second, killed=True)
+    assert (run(first), run(second), run(second)) == ({"number": 1}, {"number": 3}, {"number": 3}) and len(made) == 3
+    for path, text in (("mmrl/a.py", "x = 2\n"), ("configs/tgrpo_tiny.yaml", "seed: 1\n"), ("assets/tiny_video/w", "w"),
+                       ("runs/video_data/train/direction/clip.mp4", "v"), ("mmrl/b.py", "")):
+        (root / path).write_text(text)
+        run(first)
+    assert len(made) == 8, "code, configuration, model or data changed: nothing old is taken"
+    for row in rows.glob("*.json"):
+        row.write_text('{"settings": [], "code": "", "row": {}}')
+    with pytest.raises(AssertionError, match="is not its own"):
+        run(first)

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrl.algorithms import ContrastSettings, bonuses, group_advantages, needs_contrast
+from mmrl.algorithms import (
+    ContrastSettings,
+    EmaScale,
+    EmaSettings,
+    bonuses,
+    centred,
+    group_advantages,
+    needs_contrast,
+    over_rewards_std,
+)
 from mmrl.errors import ConfigError
 
 accuracies = st.lists(st.sampled_from([0.0, 0.05, 0.1, 0.2, 0.5, 1.0]), min_size=2, max_size=8)
@@ -36,6 +45,24 @@ def test_a_skipped_group_changes_no_advantage(plain: list[float], changed: list[
 
 
 @settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(accuracies, accuracies), min_size=1, max_size=5), st.sampled_from(["ema", "ema_within", "batch_rewards"]))
+def test_nor_does_it_where_groups_are_divided_by_a_common_std(groups: list[tuple[list[float], list[float]]], scale: str) -> None:
+    rule = ContrastSettings(pooled=scale != "ema_within")
+    found = []
+    for skip in (False, True):
+        rewards = [np.add(plain, bonuses(plain, None if skip and not needs_contrast(plain, rule) else changed, rule)).tolist()
+                   for plain, changed in groups]
+        if scale == "batch_rewards":
+            found.append(over_rewards_std([centred(r) for r in rewards], rewards))
+        else:
+            ema = EmaScale(EmaSettings(within=scale == "ema_within"))
+            ema.update([("t", r) for r in rewards])
+            found.append([ema.advantages("t", r) for r in rewards])
+    for rolled_out, skipped in zip(*found, strict=True):
+        assert skipped == pytest.approx(rolled_out, abs=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
 @given(accuracies, st.sampled_from([0.0, 0.5, 0.8, 1.0, 1.5]))
 def test_every_group_is_rolled_out_when_asked(plain: list[float], factor: float) -> None:
     assert needs_contrast(plain, ContrastSettings(factor=factor, skip=False))
@@ -48,6 +75,8 @@ def test_what_cannot_matter() -> None:
     assert not needs_contrast([1, 1, 1, 1, 0], rule), "0.8 >= 0.8 * 1: nothing the others do can change it"
     assert needs_contrast([1, 1, 1, 1, 0], rule, top=2.0), "an accuracy part that may reach 2"
     assert not needs_contrast([1, 0], ContrastSettings(bonus=0.0))
+    pooled = ContrastSettings(pooled=True)
+    assert needs_contrast([0.5, 0.5], pooled) and not needs_contrast([0, 0.1], pooled), "every answer's bonus widens a common std"
 
 
 @pytest.mark.parametrize(("name", "value"), [("factor", -1), ("bonus", float("nan")), ("threshold", -0.1)])
