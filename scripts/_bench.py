@@ -11,6 +11,7 @@ from. Children call `finish_child(row)`.
 """
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -26,11 +27,14 @@ from typing import Any
 
 from mmrl.versions import versions
 
-__all__ = ["RESULTS", "ROOT", "alternation", "finish_child", "machine", "peak_mib", "print_table", "run_child",
-           "spread", "write_results"]
+__all__ = ["RESULTS", "ROOT", "UNRECORDED", "alternation", "finish_child", "machine", "parse", "peak_mib", "print_table",
+           "results_folder", "run_child", "spread", "write_results"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "assets" / "results"
+UNRECORDED = ROOT / "runs" / "results"
+"""Where results go that are less than what a record stands for; see `parse`."""
+_less: list[str] = []  # what makes this run's results so
 _ROW_FILE = "MMRL_BENCH_ROW"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
                "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -46,6 +50,19 @@ def machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {"cpu": name, "cores": os.cpu_count(), "memory_gib": round(memory, 1), "platform": platform.platform(),
             "load_1min": round(os.getloadavg()[0], 2)}
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None, *, least: Sequence[str] = ()) -> argparse.Namespace:
+    """A script's arguments. Every script that records parses them here, so that no shorter run replaces a record.
+
+    With --quick or --smoke, configuration overrides, or a value below its default of one of the options named in `least`,
+    `write_results` writes to runs/results/ instead of assets/results/.
+    """
+    options = parser.parse_intermixed_args(argv)  # overrides may follow options
+    _less[:] = [f"--{name}" for name in ("quick", "smoke") if getattr(options, name, False)]
+    _less.extend(getattr(options, "overrides", None) or ())
+    _less.extend(f"--{name} {getattr(options, name)}" for name in least if getattr(options, name) < parser.get_default(name))
+    return options
 
 
 def alternation(systems: Sequence[str], rounds: int) -> Iterator[tuple[str, ...]]:
@@ -91,10 +108,21 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
             "max": round(max(values), digits)}
 
 
+def results_folder() -> Path:
+    """Where this run's results go, which is there now; says so where they are less than a record."""
+    folder = UNRECORDED if _less else RESULTS
+    if _less:
+        print(f"less than what {RESULTS} records ({' '.join(_less)}): written to {UNRECORDED}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def write_results(name: str, value: Mapping[str, Any], *libraries: str) -> Path:
-    """Write assets/results/NAME.json with date, command, machine and versions; returns its path."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    """Write assets/results/NAME.json with date, command, machine and versions; returns its path.
+
+    What is less than a record (see `parse`) goes to runs/results/NAME.json.
+    """
+    path = results_folder() / f"{name}.json"
     arguments = "".join(f" {a}" for a in sys.argv[1:])
     head = {"date": datetime.now(timezone.utc).date().isoformat(),
             "command": f"python -m scripts.{Path(sys.argv[0]).stem}{arguments}", "machine": machine(),

@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--frames", type=int, default=32, help=argparse.SUPPRESS)
     parser.add_argument("--pixels", type=int, default=224 * 224, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = bench.parse(parser)
     if options.child == "model":
         from mmrl.policy.tiny import TinySpec, build_tiny
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from scripts._bench import alternation, finish_child, print_table, run_child, spread, write_results
+from scripts._bench import alternation, finish_child, parse, print_table, run_child, spread, write_results
 from video import probing
 from video.decode import read_clip
 from video.decoders import DECODERS as READERS
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=10, help="length of the clip; other than 10, nothing is recorded")
     parser.add_argument("--child", nargs=2, metavar=("DECODER", "CLIP"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse(parser)
     if options.child:
         child(*options.child)
         return

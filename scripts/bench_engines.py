@@ -160,9 +160,9 @@ def measure(tree: Mapping[str, Any], engines: Sequence[str], rollouts: Sequence[
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="single and ddp, own rollouts, one step")
+    parser.add_argument("--quick", action="store_true", help="single and ddp, own rollouts, one step; records nothing")
     parser.add_argument("--out", type=Path, help="write there instead of assets/results/bench_engines.json")
-    options = parser.parse_args()
+    options = bench.parse(parser)
     engines, rollouts = (TRAIN[:2], ROLLOUT[:1]) if options.quick else (TRAIN, ROLLOUT)
     with tempfile.TemporaryDirectory(prefix="mmrl-engines-") as name:
         folder = Path(name)

@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=96, help="per suite; 64 samples are answered at a time")
     parser.add_argument("--child", choices=("prepare", *SYSTEMS), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = bench.parse(parser)
     if options.child == "prepare":
         from mmrl.policy.tiny import TinySpec, build_tiny
 

@@ -122,7 +122,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="default: assets/results/bench_gpu.json")
     parser.add_argument("--smoke", action="store_true", help="tiny shape on the CPU; needs --out")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = bench.parse(parser)
     if arguments.smoke and arguments.out is None:
         parser.error("--smoke needs --out FILE: what it writes is no result")
     return arguments

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import write_results
+from scripts._bench import parse, write_results
 from scripts.demo import make_data, summary
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,7 +93,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=VARIANTS, help="these rewards; nothing is recorded then")
     parser.add_argument("--keep", action="store_true", help="use finished runs in --out, for example after an interruption")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench_learning")
-    options = parser.parse_args()
+    options = parse(parser)
     make_data(ROOT / "runs" / "demo_data")
     plan = [(v, s) for v in options.only or VARIANTS for s in range(options.seeds)]
     runs: list[dict[str, Any]] = []

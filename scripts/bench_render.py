@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--chunks", type=int, default=3, help="per round")
     parser.add_argument("--only", nargs="+", default=list(SPECS), choices=list(SPECS))
-    options = parser.parse_args()
+    options = bench.parse(parser)
     found = {}
     for name in options.only:
         found[name] = measure(name, options.rounds, options.chunks)

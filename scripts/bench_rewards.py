@@ -23,7 +23,7 @@ from mmrl.coords import CoordFrame
 from mmrl.task import Task
 from mmrl.types import ImageSize, RewardContext, Sample
 from rewards.format import wrap_answer
-from scripts._bench import print_table, spread, write_results
+from scripts._bench import parse, print_table, spread, write_results
 from scripts._mutations import mutate
 from scripts._reward_cases import all_cases, contexts, example_samples
 from scripts.fuzz_rewards import POOLED
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="per round and reward")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="names of rewards that start with this; nothing is recorded then")
-    options = parser.parse_args()
+    options = parse(parser)
     os.chdir(Path(__file__).resolve().parent.parent)
     work: list[tuple[str, Task, list[Job]]] = []
     for case in all_cases():

@@ -135,7 +135,7 @@ def main() -> None:
                         help="groups per step; the first ratio is run with each, at the same work per group")
     parser.add_argument("--parts", nargs="+", default=["costed", "real"], choices=("costed", "real"))
     parser.add_argument("--real", nargs="+", default=sorted(REAL), choices=sorted(REAL), help="simulators to measure")
-    o = parser.parse_args()
+    o = bench.parse(parser)
     if "costed" in o.parts:
         costed(o)
     if "real" in o.parts and not o.quick:

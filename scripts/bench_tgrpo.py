@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import print_table, write_results
+from scripts._bench import parse, print_table, write_results
 from scripts.demo_video import make_data
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "bench_tgrpo")
-    options = parser.parse_args()
+    options = parse(parser)
     make_data(held_out={"direction": 300})
     jobs = [(variant, seed) for seed in range(options.seeds) for variant in VARIANTS]
     code = made_from()

@@ -23,7 +23,7 @@ from mmrl.config import load_config
 from mmrl.errors import WeightSyncError
 from mmrl.rollout.weights import SyncPlan, WeightSource
 from mmrl.trainer import Trainer
-from scripts._bench import RESULTS, print_table, write_results
+from scripts._bench import RESULTS, parse, print_table, write_results
 from scripts.demo import make_data
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--out", type=Path, help="work folder; default: a temporary one")
     parser.add_argument("--broken-only", action="store_true", help="run the third part again; the others stay as recorded")
-    options = parser.parse_args()
+    options = parse(parser, least=("steps",))
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.out or Path(temporary)
         make_data(folder / "data", train=400, held_out=20)

@@ -299,7 +299,7 @@ def main() -> None:
     parser.add_argument("--child", choices=("mmrl", "trl", "model"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--setting", choices=SETTINGS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = bench.parse(parser)
     if options.child == "model":
         return child_model(options.folder)
     if options.child:

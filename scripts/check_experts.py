@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--missing", action="store_true", help="only tasks without a row in the results")
     parser.add_argument("--clips", type=Path, help="folder for clips of unsolved episodes")
     parser.add_argument("--no-record", action="store_true", help="write no results")
-    o = parser.parse_args(arguments)
+    o = _bench.parse(parser, arguments)
     if o.episodes < 1 or o.workers < 1:
         parser.error(f"expected --episodes and --workers of at least 1, found {o.episodes} and {o.workers}")
     setting = {"suite": o.suite, "episodes": o.episodes, "noise": o.noise}

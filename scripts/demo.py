@@ -12,7 +12,7 @@ import json
 import time
 from pathlib import Path
 
-from scripts._bench import write_results
+from scripts._bench import parse, write_results
 from tasks.scenes import make_scenes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="write assets/results/demo.json")
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
-    options = parser.parse_args()
+    options = parse(parser)
     began = time.time()
     print("generating scenes in runs/demo_data ...", flush=True)
     make_data(ROOT / "runs" / "demo_data")

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import print_table, write_results
+from scripts._bench import parse, print_table, write_results
 from scripts.demo_mixed import before_and_after
 from tasks.pages import make_pages
 
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="write assets/results/demo_gui.json")
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
-    options = parser.parse_args()
+    options = parse(parser)
     began = time.time()
     print("rendering pages in runs/gui_data ...", flush=True)
     make_data(ROOT / "runs" / "gui_data")

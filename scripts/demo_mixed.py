@@ -19,7 +19,7 @@ from typing import Any
 
 from mmrl.registry import resolve_task
 from mmrl.stats import paired_gain
-from scripts._bench import print_table, write_results
+from scripts._bench import parse, print_table, write_results
 from tasks.playground import KINDS, make_playground
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,7 +76,7 @@ def run_demo(name: str, description: str | None, generate: Callable[[], None], *
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help=f"write assets/results/demo_{name}.json")
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
-    options = parser.parse_args()
+    options = parse(parser)
     began = time.time()
     print("generating data in runs/ ...", flush=True)
     generate()

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import write_results
+from scripts._bench import parse, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--name", default="", help="added to the names of the runs and of the recorded file")
     parser.add_argument("overrides", nargs="*", help="configuration overrides")
-    options = parser.parse_intermixed_args()  # overrides may follow options
+    options = parse(parser)
     from mmrl.cli.run import train_command
 
     recipe, changes = RECIPES[options.suite]

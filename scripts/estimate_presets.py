@@ -13,7 +13,7 @@ from typing import Any
 from mmrl.config import load_config
 from mmrl.memory import estimate
 from mmrl.presets import preset_names, read_preset
-from scripts._bench import RESULTS, ROOT, print_table, write_results
+from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
 
 _GIB = 2**30
 
@@ -36,7 +36,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the file instead of writing it")
-    check = parser.parse_args().check
+    check = parse(parser).check
     rows = [row for name in preset_names() for row in rows_of(name)]
     if check:
         old = json.loads((RESULTS / "presets.json").read_text(encoding="utf-8"))["presets"]

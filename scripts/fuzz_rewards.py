@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from mmrl.scoring import is_reward_failure
 from mmrl.task import Task, Template
 from mmrl.types import RewardContext, Sample, Score
-from scripts._bench import RESULTS, write_results
+from scripts._bench import RESULTS, parse, write_results
 from scripts._mutations import GARBAGE, JUNK, answer_of, flooded, mutate, with_answer
 from scripts._reward_cases import RewardCase, all_cases, contexts, example_samples
 
@@ -197,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="write assets/results/fuzz_rewards.json")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    options = parser.parse_args(argv)
+    options = parse(parser, argv)
     rows: dict[str, Any] = {}
     cases = [case for case in all_cases() if case.name.startswith(options.only)]
     pooled = options.inputs if options.pooled_inputs is None else options.pooled_inputs

@@ -31,7 +31,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from scripts._bench import ROOT, print_table, write_results
+from scripts._bench import ROOT, parse, print_table, write_results
 from scripts._mutation_worker import Zygote
 
 TESTS: dict[str, tuple[str, ...]] = {
@@ -203,7 +203,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="at most so many mutants of each module")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    return parser.parse_args()
+    return parse(parser)
 
 
 def main() -> None:

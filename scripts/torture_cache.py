@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import RESULTS, machine, versions
+from scripts._bench import machine, parse, results_folder, versions
 from scripts._torture_cache_worker import PHASES, Board, Plan, answer, edit_source, run_worker, write_sources
 
 __all__ = ["Round", "leftovers", "rounds", "torture"]
@@ -312,13 +312,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments and the damage")
     parser.add_argument("--sources", type=int, default=200, help="entries per processor")
     parser.add_argument("--processes", type=int, default=8, help="processes at once")
-    parser.add_argument("--record", type=Path, nargs="?", const=RESULTS / "torture_cache.json", help="write the record (JSON)")
-    args = parser.parse_args()
+    parser.add_argument("--record", type=Path, nargs="?", const=Path(), help="write the record (JSON)")
+    args = parse(parser, least=("seconds", "sources", "processes"))
     with tempfile.TemporaryDirectory(prefix="mmrl-torture-") as scratch:
         record = torture(Path(scratch), seconds=args.seconds, seed=args.seed, sources=args.sources, processes=args.processes)
-    if args.record:
-        args.record.parent.mkdir(parents=True, exist_ok=True)
-        args.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if args.record is not None:
+        file = results_folder() / "torture_cache.json" if args.record == Path() else args.record
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"{'passed' if record['passed'] else 'FAILED'}: {record['totals']['checked']:,} tensors compared")
     return 0 if record["passed"] else 1
 

@@ -25,7 +25,7 @@ import psutil
 
 from robotics.contract import ChunkResult, EnvSpec, InitialState, Observation, initial_states, make_simulator, run_chunk
 from robotics.pool import EnvPool, PoolSettings, Reply
-from scripts._bench import write_results
+from scripts._bench import parse, write_results
 
 __all__ = ["Request", "torture"]
 
@@ -215,7 +215,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="time in which new episodes are asked for")
     parser.add_argument("--seed", type=int, default=0, help="seed of requests and kills")
     parser.add_argument("--record", action="store_true", help="write assets/results/torture_pool.json")
-    args = parser.parse_args()
+    args = parse(parser, least=("seconds",))
     record = torture(args.seconds, args.seed)
     for name, value in record.items():
         print(f"{name:28} {value}")

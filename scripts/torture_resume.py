@@ -27,6 +27,7 @@ from typing import Any
 import yaml
 
 from mmrl.types import RewardContext, Sample, Score
+from scripts._bench import parse, results_folder
 from tasks.grounding import Grounding
 
 __all__ = ["Kill", "Letters", "differences", "phase", "torture"]
@@ -251,14 +252,15 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=5, help="number of kills")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--steps", type=int, default=40, help="training steps")
-    parser.add_argument("--out", type=Path, default=REPO / "assets/results/torture_resume.json", help="record (JSON)")
+    parser.add_argument("--out", type=Path, help="record (JSON); default: assets/results/torture_resume.json")
     parser.add_argument("--keep", type=Path, default=None, help="work here and keep the runs")
-    args = parser.parse_args()
+    args = parse(parser, least=("kills", "steps"))
     with tempfile.TemporaryDirectory() as scratch:
         record = torture(args.keep or Path(scratch), kills=args.kills, seed=args.seed, steps=args.steps)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"{'passed' if record['passed'] else 'FAILED'}: {len(record['kills'])} kills; {args.out}")
+    out = args.out or results_folder() / "torture_resume.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"{'passed' if record['passed'] else 'FAILED'}: {len(record['kills'])} kills; {out}")
     return 0 if record["passed"] else 1
 
 

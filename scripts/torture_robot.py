@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 import yaml
 
-from scripts._bench import ROOT, write_results
+from scripts._bench import ROOT, parse, write_results
 from scripts.torture_resume import differences
 
 __all__ = ["SCHEDULES", "Kill", "torture"]
@@ -346,7 +346,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12, help="training steps of each run")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--keep", type=Path, default=None, help="work in this new folder and keep the runs")
-    args = parser.parse_args()
+    args = parse(parser, least=("minutes", "steps"))
     folder = args.keep or Path(tempfile.mkdtemp(prefix="mmrl-torture-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:

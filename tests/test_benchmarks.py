@@ -1,6 +1,9 @@
 """Benchmark scripts as `make bench` starts them: every one is started, explains itself and refuses unknown names."""
 from __future__ import annotations
 
+import argparse
+import ast
+import json
 import shutil
 import subprocess
 import sys
@@ -9,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts import bench_engines, bench_tgrpo
+from scripts import _bench, bench_engines, bench_tgrpo
 from tests.engine_kit import ENVIRONMENT, REPO
 
 SCRIPTS = sorted(path.stem for path in (REPO / "scripts").glob("bench_*.py"))
@@ -88,3 +91,72 @@ def test_runs_of_a_killed_benchmark_are_kept_under_their_settings_and_what_they_
         row.write_text('{"settings": [], "code": "", "row": {}}')
     with pytest.raises(AssertionError, match="is not its own"):
         run(first)
+
+
+# ---- what replaces a record
+
+
+def calls(tree: ast.AST) -> list[str]:
+    """Names of the functions and methods that are called."""
+    return [n.func.attr if isinstance(n.func, ast.Attribute) else n.func.id for n in ast.walk(tree)
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute | ast.Name)]
+
+
+RECORDING = sorted(path for path in (REPO / "scripts").glob("*.py") if path.name != "_bench.py" and (
+    {"write_results", "results_folder"} & set(calls(ast.parse(path.read_text(encoding="utf-8"))))))
+
+
+@pytest.mark.parametrize("path", RECORDING, ids=lambda path: path.stem)
+def test_a_script_that_records_cannot_parse_its_arguments_past_the_rule(path: Path) -> None:
+    """`_bench.parse` is what knows that a run is shorter than a record: nobody reads arguments without it, or writes beside it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    used = calls(tree)
+    assert not {"parse_args", "parse_known_args", "parse_intermixed_args"} & set(used)
+    assert "parse" in used or "ArgumentParser" not in used
+    assert not [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value == "assets/results"], "a way past it"
+
+
+def test_all_benchmarks_and_demos_record_by_the_same_function() -> None:
+    names = {path.stem for path in RECORDING}
+    assert {*SCRIPTS, "demo", "demo_gui", "demo_mixed", "demo_robot"} <= names
+    quick = [path.stem for path in (REPO / "scripts").glob("*.py") if {"--quick", "--smoke"} & {
+        n.value for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Constant)}]
+    assert {"bench_engines", "bench_gpu", "bench_schedule"} <= set(quick) <= {*names, "_bench"}
+
+
+@pytest.mark.parametrize(("arguments", "recorded"), [
+    ((), True), (("--rounds", "3"), True), (("--quick",), False), (("--qui",), False), (("--rounds", "2"), False),
+    (("train.steps=2",), False), (("train.steps=2", "--rounds", "4"), False)])
+def test_less_than_a_record_is_written_elsewhere(arguments: tuple[str, ...], recorded: bool, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bench, "RESULTS", tmp_path / "records")
+    monkeypatch.setattr(_bench, "UNRECORDED", tmp_path / "runs")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("overrides", nargs="*")
+    _bench.write_results("speed", {"rows": 1})
+    _bench.parse(parser, arguments, least=("rounds",))
+    try:
+        written = _bench.write_results("speed", {"rows": 2})
+    finally:
+        _bench.parse(parser, [])
+    assert written == tmp_path / ("records" if recorded else "runs") / "speed.json"
+    assert json.loads((tmp_path / "records" / "speed.json").read_text())["rows"] == (2 if recorded else 1)
+
+
+def test_a_quick_run_of_the_engine_benchmark_leaves_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its command line to its file; what is measured takes minutes and is left out."""
+    row: dict[str, Any] = {"train": "single", "rollout": "own", "step_s": 1.0, "peak_mib": [1], "loss_apart": 0.0,
+                           "grad_norm_apart": 0.0}
+    monkeypatch.setattr(bench_engines, "measure", lambda *_: [row])
+    monkeypatch.setattr(bench_engines, "_small", lambda *_: {})
+    monkeypatch.setattr(_bench, "UNRECORDED", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench_engines.py", "--quick"])
+    record = _bench.RESULTS / "bench_engines.json"
+    before = record.read_bytes()
+    try:
+        bench_engines.main()
+    finally:
+        _bench.parse(argparse.ArgumentParser(), [])
+    assert record.read_bytes() == before and json.loads((tmp_path / "bench_engines.json").read_text())["small"] == [row]
