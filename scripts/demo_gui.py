@@ -25,7 +25,8 @@ SETTINGS = (
     "data.train.0.path=runs/gui_data/train", f"data.train.0.params={{preset: null, mode: gaussian, {_ASK}}}",
     "data.eval.0.path=runs/gui_data/eval", f"data.eval.0.params={{{_ASK}}}",
     "rollout.max_new_tokens=24", "optim.lr=5e-5", "optim.schedule=linear", "optim.min_lr_ratio=0.2", "optim.warmup_steps=5",
-    "algorithm.kl.coef=0", "algorithm.filter.key=reward", "train.prompts_per_step=16", "train.steps=80", "eval.every=40", "eval.samples=4")
+    "algorithm.kl.coef=0", "algorithm.filter.key=reward", "train.prompts_per_step=16", "train.steps=80", "eval.every=40",
+    "eval.samples=4")
 """What differs from configs/gui.yaml."""
 
 
