@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import struct
 import tempfile
 from pathlib import Path
@@ -50,8 +51,13 @@ def _suffix(data: bytes) -> str:
 def _read_head(path: str) -> bytes:
     """First bytes of the file; raises MediaError when there is none to read."""
     try:
+        if not (stat.S_ISREG(kind := os.stat(path).st_mode) or stat.S_ISDIR(kind)):  # opening a pipe may wait for ever
+            raise MediaError(f"expected a picture file, found a pipe or device: {path}; give the file itself", kind="unsupported",
+                             path=path)
         with open(path, "rb") as handle:
             head = handle.read(16)
+    except MediaError:
+        raise
     except IsADirectoryError as err:
         raise MediaError(f"expected a picture file, found a folder: {path}; give the file inside it",
                          kind="unsupported", path=path) from err

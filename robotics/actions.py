@@ -125,18 +125,26 @@ class ActionStatistics:
         action = entry.get("action") if isinstance(entry, Mapping) else None
         if not isinstance(action, Mapping):
             raise DataError(f"{os.fspath(path)}: expected statistics under {name!r} / 'action', found none")
-        return cls._of_entry(action, entry, f"{os.fspath(path)}, {name}")
+        return cls.of_entry(action, entry, f"{os.fspath(path)}, {name}")
 
     @classmethod
-    def _of_entry(cls, action: Mapping[str, Any], entry: Mapping[str, Any], where: str) -> ActionStatistics:
-        """From the parsed JSON. Older files lack some keys; q01 and q99 must be there."""
+    def of_entry(cls, action: Mapping[str, Any], entry: Mapping[str, Any], where: str) -> ActionStatistics:
+        """From parsed JSON: lists `action`, counts `entry`. Older files lack some keys; q01 and q99 must be there.
+
+        Raises DataError."""
         for key in ("q01", "q99"):
             if not isinstance(action.get(key), Sequence):
                 raise DataError(f"{where}: expected a list {key}, found {action.get(key)!r}; only BOUNDS_Q99 files can be used")
         dim = len(action["q01"])
-        values = {}
+        values: dict[str, tuple[float, ...]] = {}
         for key, other in (("q01", "q01"), ("q99", "q99"), ("min", "q01"), ("max", "q99"), ("mean", "q01"), ("std", "q01")):
-            values[key] = tuple(float(v) for v in action.get(key, action[other]))
+            given = action.get(key, action[other])
+            try:
+                values[key] = tuple(float(v) for v in given)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise DataError(f"{where}: expected a list of numbers {key}, found {str(given)[:80]} ({error})") from error
+            if not all(abs(v) < 1e30 for v in values[key]):  # NaN is not below anything either
+                raise DataError(f"{where}: expected finite numbers below 1e30 in {key}, found {given!r:.80}; compute them again")
         mask = tuple(bool(m) for m in action.get("mask", [True] * dim))
         wrong = [key for key, value in {**values, "mask": mask}.items() if len(value) != dim]
         if wrong:

@@ -7,6 +7,7 @@ truncated (the end is not there), corrupt (the middle is wrong), no_video, unsup
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import time
 from dataclasses import dataclass, field
@@ -113,6 +114,9 @@ def _head(path: str) -> bytes:
     if not os.path.exists(path):
         hint = "download it first, addresses are not fetched" if "://" in path else "check the path"
         raise MediaError(f"expected a video file or a folder of frames, found none at {path}; {hint}", kind="missing", path=path)
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe may wait for ever
+        raise MediaError(f"expected a video file or a folder of frames, found a pipe or device: {path}; give the file itself",
+                         kind="unsupported", path=path)
     try:
         with open(path, "rb") as handle:
             head = handle.read(16)

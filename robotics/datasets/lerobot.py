@@ -19,10 +19,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from mmrl.bounds import check_spelt_out, lines_bounded, open_parquet, read_bounded
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
 from mmrl.media import FORMATS, MAX_PIXELS
 from robotics.actions import ActionStatistics
@@ -31,6 +33,7 @@ from robotics.datasets.layout import PREFIX, fill
 
 __all__ = ["LeRobotDataset"]
 
+_MAX_META = 256 << 20  # bytes of a JSON file of meta/
 _VERSION = re.compile(r"v?([23])\.(\d+)(?:\.\d+)?")
 
 
@@ -65,7 +68,7 @@ class LeRobotDataset:
                 raise ConfigError(f"{self.path}: expected cameras among {', '.join(known) or 'none'}, found {camera!r}."
                                   f"{did_you_mean(camera, known)}")
         self._camera_keys = {name: key for name, key in known.items() if cameras is None or name in cameras}
-        self._pq = import_or_say("pyarrow.parquet", "pip install pyarrow")
+        import_or_say("pyarrow.parquet", "pip install pyarrow")
         self.tasks, self._episodes = self._read_v3() if self.version[0] == 3 else self._read_v2()
         if keep == "success":
             self._episodes = [row for row in self._episodes if row.get("success") is not False]
@@ -93,9 +96,8 @@ class LeRobotDataset:
         file = self._file("meta/stats.json")
         stats = _json(file, "").get(self.action_key) if os.path.exists(file) else None
         if isinstance(stats, dict) and "q01" in stats and "q99" in stats:
-            values = {key: tuple(float(v) for v in stats[key]) for key in ("q01", "q99", "min", "max", "mean", "std")}
-            return ActionStatistics(**values, mask=(True,) * len(stats["q01"]), transitions=int(self.info.get("total_frames", 0)),
-                                    trajectories=len(self))
+            found = ActionStatistics.of_entry({k: v for k, v in stats.items() if k != "mask"}, {}, f"{file}, {self.action_key}")
+            return replace(found, transitions=int(self.info.get("total_frames", 0)), trajectories=len(self))
         return ActionStatistics.of(np.concatenate([demo.actions_TA for demo in self]), trajectories=len(self))
 
     # -- meta -----------------------------------------------------------------------------------------------------------------
@@ -113,8 +115,8 @@ class LeRobotDataset:
 
     def _number(self, key: str) -> Any:
         value = self.info.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise DataError(f"{self.path}/meta/info.json: expected {key} as a number above 0, found {value!r}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6:
+            raise DataError(f"{self.path}/meta/info.json: expected {key} as a number above 0 and below a million, found {value!r}")
         return value
 
     def _read_v2(self) -> tuple[dict[int, str], list[dict[str, Any]]]:
@@ -178,9 +180,9 @@ class LeRobotDataset:
 
     def _table(self, path: str, wanted: Callable[[str], bool] | None = None) -> Any:
         with _Reading(path):
-            file = self._pq.ParquetFile(path)
+            file = open_parquet(path)
             names = [name for name in file.schema_arrow.names if wanted is None or wanted(name)]
-            return file.read(columns=names)
+            return check_spelt_out(file.read(columns=names), path)
 
     # -- episodes -------------------------------------------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class LeRobotDataset:
         begin, end = row["from"], row["from"] + row["length"]
         with _Reading(path):
             if self._opened[0] != path:
-                self._opened = path, self._pq.ParquetFile(path)
+                self._opened = path, open_parquet(path)
             file = self._opened[1]
             images = [self._camera_keys[c] for c in self._camera_keys if self.features[self._camera_keys[c]]["dtype"] == "image"]
             columns = [name for name in file.schema_arrow.names if name not in images]
@@ -288,7 +290,7 @@ class LeRobotDataset:
 
         path = self._file(row["file"])
         with _Reading(path):
-            rows = self._pq.ParquetFile(path).read(columns=[key])[key]
+            rows = open_parquet(path).read(columns=[key])[key]
         out = []
         for step in steps:
             cell = rows[row["from"] + step].as_py()
@@ -325,17 +327,16 @@ class _Reading:
 
     def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
         pa = import_or_say("pyarrow", "pip install pyarrow")
-        if isinstance(error, (pa.ArrowInvalid, pa.ArrowIOError, OSError)) and not isinstance(error, DataError):
+        if isinstance(error, (pa.ArrowException, OSError, MemoryError, OverflowError)) and not isinstance(error, DataError):
             raise DataError(f"{self.path}: expected a parquet file, found {str(error)[:200]}; copy or download it again") from error
 
 
 def _json(path: str, mend: str) -> dict[str, Any]:
     try:
-        with open(path, encoding="utf-8") as file:
-            data = json.load(file)
+        data = json.loads(read_bounded(path, _MAX_META))
     except FileNotFoundError as error:
         raise DataError(f"expected a file {path}, found none; {mend}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: expected JSON, found {error}; copy it again") from error
     if not isinstance(data, dict):
         raise DataError(f"{path}: expected a JSON object, found {type(data).__name__}")
@@ -346,12 +347,14 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
     """Rows of a jsonl file."""
     if not os.path.exists(path):
         raise DataError(f"expected a file {path}, found none; copy the whole data set, with its meta folder")
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
+    with open(path, "rb") as file:
+        for number, line in lines_bounded(file):
+            if isinstance(line, DataError):
+                raise DataError(f"{path}, line {number}: {line}")
             if line.strip():
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise DataError(f"{path}, line {number}: expected JSON, found {error}") from error
                 needed = ("task_index", "task") if path.endswith("tasks.jsonl") else ("episode_index", "length")
                 whole = [key for key in needed if key != "task"]

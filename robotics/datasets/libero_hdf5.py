@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.media import MAX_PIXELS
 from robotics.datasets.demonstration import Demonstration, import_or_say
+from robotics.datasets.hdf5_file import array_of, group_of, inside
 
 __all__ = ["LiberoHdf5"]
 
@@ -58,7 +60,7 @@ class LiberoHdf5:
                 self._instructions[name] = _instruction(data, name)
                 names = [demo for demo in data if _DEMO.fullmatch(demo)]
                 for demo in sorted(names, key=lambda demo: int(demo[5:])):
-                    if keep == "all" or _success(data[demo]) is not False:
+                    if keep == "all" or _success(group_of(data, demo, name), f"{name}, {demo}") is not False:
                         self._demos.append((name, demo))
                 if not names:
                     found = ", ".join(list(data)[:5]) or "nothing"
@@ -75,35 +77,42 @@ class LiberoHdf5:
         name, demo = self._demos[number]
         source = f"{name}, {demo}"
         with _opened(name) as data:
-            group = data[demo]
+            group = group_of(data, demo, source)
             actions = _matrix(group, "actions", source)
             T = len(actions)
-            if "obs" not in group:
+            if not inside(group, "obs", source):
                 raise DataError(f"{source}: expected a group obs, found {', '.join(group)}; a file of states only must be "
                                 "replayed first")
-            obs = group["obs"]
-            parts = [_matrix(obs, key, source, T) for key in _PROPRIO if key in obs]
+            obs = group_of(group, "obs", source)
+            parts = [_matrix(obs, key, source, T) for key in _PROPRIO if inside(obs, key, source)]
             proprio = np.concatenate(parts or [np.zeros((T, 0), np.float32)], axis=1)
             cameras = tuple(camera for camera, key in _CAMERAS.items()
-                            if key in obs and (self._asked is None or camera in self._asked))
+                            if inside(obs, key, source) and (self._asked is None or camera in self._asked))
             for camera in self._asked or ():
                 if camera not in cameras:
                     raise DataError(f"{source}: expected pictures obs/{_CAMERAS[camera]}, found {', '.join(obs)}")
             for camera in cameras:
-                shape = obs[_CAMERAS[camera]].shape
-                if len(shape) != 4 or shape[0] != T or shape[3] != 3 or obs[_CAMERAS[camera]].dtype != np.uint8:
-                    raise DataError(f"{source}: expected uint8 pictures ({T}, H, W, 3) in obs/{_CAMERAS[camera]}, found "
-                                    f"{obs[_CAMERAS[camera]].dtype} {tuple(shape)}")
-            success = _success(group)
+                pictures = array_of(obs, _CAMERAS[camera], source)
+                shape = pictures.shape
+                if len(shape) != 4 or shape[0] != T or shape[3] != 3 or pictures.dtype != np.uint8 or (
+                        shape[1] * shape[2] > MAX_PIXELS):
+                    raise DataError(f"{source}: expected uint8 pictures ({T}, H, W, 3) of at most {MAX_PIXELS:,} pixels in "
+                                    f"obs/{_CAMERAS[camera]}, found {pictures.dtype} {tuple(shape)}")
+            success = _success(group, source)
         load = functools.partial(self._pictures, name, demo)
         return Demonstration(self._instructions[name], cameras, proprio, actions, np.arange(T), success, source, _FPS, load)
 
     def _pictures(self, name: str, demo: str, camera: str, steps: Sequence[int]) -> np.ndarray:
         unique = sorted(set(steps))  # h5py wants ascending indices without repeats
         with _opened(name) as data:
-            frames = data[demo]["obs"][_CAMERAS[camera]][unique]
+            obs = group_of(group_of(data, demo, name), "obs", name)
+            frames = array_of(obs, _CAMERAS[camera], f"{name}, {demo}")[unique]
         frames = frames[np.searchsorted(unique, steps)]
         return np.ascontiguousarray(frames[:, ::-1, ::-1]) if self.rotate180 else frames
+
+
+# h5py raises any of these where the bytes make no sense
+_DAMAGE = (OSError, LookupError, RuntimeError, ValueError, TypeError, MemoryError)
 
 
 class _opened:
@@ -121,15 +130,21 @@ class _opened:
             self.file = h5py.File(self.name, "r")
         except OSError as error:
             raise DataError(f"{self.name}: expected an hdf5 file, found {str(error)[:200]}; download it again") from error
-        if "data" not in self.file:
-            found = ", ".join(self.file)
-            self.file.close()
-            raise DataError(f"{self.name}: expected a group data (robomimic's layout), found {found or 'an empty file'}")
-        return self.file["data"]
+        try:
+            return self._data()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+
+    def _data(self) -> Any:
+        if not inside(self.file, "data", self.name):
+            raise DataError(f"{self.name}: expected a group data (robomimic's layout), found "
+                            f"{', '.join(self.file) or 'an empty file'}")
+        return group_of(self.file, "data", self.name)
 
     def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
         self.file.close()
-        if isinstance(error, (OSError, KeyError)) and not isinstance(error, DataError):
+        if isinstance(error, _DAMAGE) and not isinstance(error, DataError):
             raise DataError(f"{self.name}: expected LIBERO demonstrations, found damage: {str(error)[:200]}; download it "
                             "again") from error
 
@@ -138,9 +153,9 @@ def _instruction(data: Any, name: str) -> str:
     """problem_info's language_instruction, which older files hold as a list of words; else from the file name."""
     try:
         told = json.loads(data.attrs.get("problem_info", "{}")).get("language_instruction", "")
-    except (ValueError, AttributeError) as error:
+        text = "".join(told) if isinstance(told, list) else str(told)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{name}: expected JSON in data.attrs['problem_info'], found {error}") from error
-    text = "".join(told) if isinstance(told, list) else str(told)
     text = text.strip().strip('"').strip()
     if not text:
         stem = re.sub(r"(_demo)?\.(hdf5|h5)$", "", os.path.basename(name))
@@ -148,17 +163,15 @@ def _instruction(data: Any, name: str) -> str:
     return text
 
 
-def _success(group: Any) -> bool | None:
+def _success(group: Any, source: str) -> bool | None:
     """Whether the last steps say so; None when the file does not."""
-    known = [key for key in ("dones", "rewards") if key in group]
-    return bool(any(np.any(group[key][()] > 0) for key in known)) if known else None
+    known = [key for key in ("dones", "rewards") if inside(group, key, source)]
+    return bool(any(np.any(array_of(group, key, source)[()] > 0) for key in known)) if known else None
 
 
 def _matrix(group: Any, key: str, source: str, rows: int | None = None) -> np.ndarray:
     """Float32 (T, D) of a column. Raises DataError."""
-    if key not in group:
-        raise DataError(f"{source}: expected {key}, found {', '.join(group)}")
-    values = np.asarray(group[key][()], np.float32)
+    values = np.asarray(array_of(group, key, source)[()], np.float32)
     if values.ndim != 2 or len(values) < 1 or (rows is not None and len(values) != rows):
         raise DataError(f"{source}: expected {key} of shape ({rows or 'T'}, D), found {values.shape}")
     if not np.isfinite(values).all():

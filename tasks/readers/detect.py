@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from mmrl.bounds import lines_bounded, read_bounded
 from mmrl.errors import DataError
 
 __all__ = ["detect_format"]
@@ -65,7 +66,7 @@ def _listed_in_dataset_info(path: Path) -> bool:
     """True when a LLaMA-Factory dataset_info.json beside the file names it."""
     info = path.parent / "dataset_info.json"
     try:
-        entries = json.loads(info.read_bytes().decode("utf-8-sig")) if info.is_file() else {}
+        entries = json.loads(read_bounded(info).decode("utf-8-sig")) if info.is_file() else {}
     except (ValueError, RecursionError):
         return False  # the reader says what is wrong with it, once it is asked for
     return isinstance(entries, dict) and any(isinstance(e, dict) and e.get("file_name") == path.name for e in entries.values())
@@ -91,7 +92,9 @@ def _of_json(path: Path) -> str:
     if first is not None:
         return _of_row(first, path)
     try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig", "replace"))  # the reader judges the encoding
+        value = json.loads(read_bounded(path).decode("utf-8-sig", "replace"))  # the reader judges the encoding
+    except DataError:
+        raise
     except (ValueError, RecursionError) as err:
         raise DataError(f"{path}: expected JSON, found {err}; is it JSON Lines? then name it .jsonl") from err
     if isinstance(value, dict) and value:
@@ -116,9 +119,9 @@ def _of_row(row: Any, path: Path) -> str:
 def _of_lines(path: Path) -> str:
     """Format of a JSON Lines file, by its first line that is an object."""
     with path.open("rb") as handle:
-        for line in handle:
+        for _, line in lines_bounded(handle):
             try:
-                row = json.loads(line.decode("utf-8-sig"))
+                row = None if isinstance(line, DataError) else json.loads(line.decode("utf-8-sig"))
             except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict):
@@ -142,7 +145,8 @@ def _of_parquet(path: Path) -> str:
 def _of_text(path: Path) -> str | None:
     """Format of a .txt file by its first line that is not blank: Charades-STA's, or GOT-10k's list of folders."""
     with path.open("rb") as handle:
-        first = next((line for line in handle if line.strip()), b"").decode("utf-8-sig", "replace")
+        lines = (line for _, line in lines_bounded(handle) if isinstance(line, bytes) and line.strip())
+        first = next(lines, b"").decode("utf-8-sig", "replace")
     if "##" in first:
         return "charades_sta"
     return "got10k" if path.name == "list.txt" and (path.parent / first.strip() / "groundtruth.txt").is_file() else None

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.bounds import read_bounded
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, DataError
 from mmrl.types import Sample
@@ -33,6 +34,7 @@ from tasks.readers.videos import Clips, video_sample
 
 __all__ = ["read_got10k", "read_videochat_got", "seconds_key"]
 
+_MAX_BYTES = 64 << 20  # of a sequence's small files
 _RATE = 10.0  # frames per second of GOT-10k's annotation
 _FPS = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,3})?")
 _SHOWN, _BOXES = 7, 8  # of VideoChat-R1's protocol
@@ -54,7 +56,7 @@ def _boxes(file: Path) -> list[tuple[float, float, float, float]]:
     """[x, y, width, height] per line of groundtruth.txt. Raises RowError."""
     boxes = []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_bounded(file, _MAX_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as err:
         raise RowError(f"boxes in {file}", f"{type(err).__name__}: {err}"[:80], "copy the sequence again") from err
     for number, line in enumerate(lines, 1):
@@ -72,7 +74,7 @@ def _labels(file: Path, count: int) -> list[int] | None:
     if not file.is_file():
         return None
     try:
-        values = [int(word) for word in file.read_text(encoding="utf-8").split()]
+        values = [int(word) for word in read_bounded(file, _MAX_BYTES).decode("utf-8").split()]
     except (OSError, ValueError) as err:
         raise RowError(f"whole numbers in {file}", str(err)[:80], "copy the sequence again") from err
     if len(values) != count:
@@ -83,7 +85,7 @@ def _labels(file: Path, count: int) -> list[int] | None:
 def _meta(folder: Path) -> tuple[str, float]:
     """(object class, frames per second) of meta_info.ini; 'object' and 10 where it does not tell."""
     path = folder / "meta_info.ini"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = read_bounded(path, _MAX_BYTES).decode("utf-8", "replace").splitlines() if path.is_file() else []
     found = {key.strip(): value.strip() for key, _, value in (line.replace("=", ":", 1).partition(":") for line in lines)}
     rate = _FPS.match(found.get("anno_fps", ""))
     return found.get("object_class") or "object", float(rate.group()) if rate and float(rate.group()) > 0 else _RATE

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mmrl.bounds import lines_bounded
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import BUILT_IN
 from mmrl.types import Sample
@@ -48,7 +49,10 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     except OSError as err:
         raise DataError(f"expected a data file, found none to read at {path} ({err.strerror}); check the path") from err
     with handle:
-        for number, line in enumerate(handle, 1):
+        for number, line in lines_bounded(handle):
+            if isinstance(line, DataError):
+                yield number, line
+                return
             if not line.strip():
                 continue
             try:

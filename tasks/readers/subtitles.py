@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mmrl.bounds import read_bounded
 from tasks.readers.common import RowError
 
 __all__ = ["Line", "read_json_lines", "read_srt", "shown_lines", "subtitle_text", "with_subtitles"]
@@ -23,6 +24,7 @@ __all__ = ["Line", "read_json_lines", "read_srt", "shown_lines", "subtitle_text"
 _TIME = re.compile(r"(?:([0-9]{1,3}):)?([0-9]{1,2}):([0-9]{1,2}(?:[.,][0-9]{1,9})?)")
 _TAG = re.compile(r"</?[A-Za-z][^<>]{0,200}>")
 _ARROW = "-->"
+_MAX_BYTES = 64 << 20
 
 
 class Line(NamedTuple):
@@ -117,7 +119,7 @@ def with_subtitles(question: str, lines: Sequence[Line]) -> str:
 def read_file(path: str | Path) -> list[Line]:
     """Lines of a .srt or .json file. Raises RowError for one that cannot be read."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_bounded(path, _MAX_BYTES).decode("utf-8-sig")
         value = json.loads(text) if str(path).endswith(".json") else None
     except (OSError, ValueError, RecursionError) as err:
         raise RowError(f"subtitles in {path}", f"{type(err).__name__}: {err}"[:80],

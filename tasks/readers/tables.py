@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmrl import bounds
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.media import store_bytes
 from tasks.readers.common import Readout, Rejected, RowError, resolve_image, text_of
@@ -35,13 +36,15 @@ def read_json(path: Path, encoding: str = "utf-8") -> Any:
     except (LookupError, TypeError, ValueError) as err:
         raise ConfigError(f"unknown encoding {encoding!r}; expected a name such as utf-8 or cp1252") from err
     try:
-        text = path.read_bytes().decode("utf-8-sig" if name == "utf-8" else name)
+        text = bounds.read_bounded(path).decode("utf-8-sig" if name == "utf-8" else name)
         return json.loads(text)
     except OSError as err:
         raise DataError(f"expected a data file, found none to read at {path} ({err.strerror}); check the path") from err
     except UnicodeDecodeError as err:
         raise DataError(f"{path}: expected text in {name}, found byte 0x{err.object[err.start]:02x} at position {err.start}; "
                         "name the file's encoding, for example reader.encoding=cp1252 (LISA's files)") from err
+    except DataError:
+        raise
     except (ValueError, RecursionError) as err:
         raise DataError(f"{path}: expected JSON, found {err}; is it JSON Lines? then name it .jsonl") from err
 
@@ -64,20 +67,15 @@ def json_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
 def parquet_rows(path: Path, needed: Sequence[str] = (), mend: str = "is it another format?") -> Iterator[tuple[int, Any]]:
     """(row number from 1, row) of one parquet file, read batch by batch. Raises DataError for a missing column."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(path)
+        table = bounds.open_parquet(path)
         names = table.schema_arrow.names
         for key in needed:
             if key not in names:
                 raise DataError(f"{path}: expected a column '{key}', found {', '.join(names)}; {mend}.{did_you_mean(key, names)}")
-        number = 0
-        for batch in table.iter_batches(batch_size=64):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
-    except (pa.ArrowException, OSError) as err:
+        yield from enumerate(bounds.parquet_rows(table, path), 1)
+    except (pa.ArrowException, OSError, MemoryError, OverflowError) as err:
         raise DataError(f"{path}: expected a readable parquet file, found {err}; copy it again") from err
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.bounds import read_bounded
 from mmrl.errors import DataError
 from mmrl.types import Sample
 from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
@@ -40,7 +41,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, Any]]:
     Raises DataError when the file cannot be read.
     """
     try:
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
+        lines = read_bounded(path).removeprefix(b"\xef\xbb\xbf").splitlines()
     except OSError as err:
         raise DataError(f"expected a data file, found none to read at {path} ({err.strerror}); check the path") from err
     for number, line in enumerate(lines, 1):

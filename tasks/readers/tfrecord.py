@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from mmrl.bounds import unpacks_too_far
 from mmrl.errors import DataError
 from tasks.readers.common import RowError
 
@@ -29,8 +30,10 @@ __all__ = ["Feature", "crc32c", "encode_example", "fields", "masked_crc", "parse
 
 Feature = list[bytes] | list[int] | list[float]
 
-MAX_RECORD = 1 << 30
-"""Longest record that is read, 1 GiB: an episode of 50 screenshots has about 50 MiB."""
+MAX_RECORD = 1 << 28
+"""Longest record that is read, 256 MiB: an episode of 50 screenshots has about 50 MiB."""
+MAX_NUMBERS = 5_000_000
+"""Most whole numbers of one feature: they need a byte each in the file, and 40 here."""
 _POLYNOMIAL = 0x82F63B78  # Castagnoli, bits reversed
 _MASK_DELTA = 0xA282EAD8
 _LANES, _SMALL = 1024, 1 << 15  # data longer than _SMALL is read by _LANES lanes at once
@@ -110,11 +113,15 @@ def read_records(path: Path, *, max_record: int = MAX_RECORD, verify: bool = Tru
     A record whose data fails its checksum is a RowError and the next one follows; when a length cannot be trusted, or the
     file ends inside a record, that RowError is the last item. `verify=False` leaves out the checksum of the data only.
     """
-    number = 0
+    number, size = 0, path.stat().st_size if path.is_file() else 0
     with _open(path) as stream:
         try:
             while head := stream.read(12):
                 number += 1
+                if unpacks_too_far(stream.tell(), size):
+                    yield number, RowError("a file that unpacks to what records of pictures may need",
+                                           f"{stream.tell():,} bytes from {size:,}", "unpack it yourself if it is meant")
+                    return
                 if len(head) < 12:
                     raise EOFError(f"{len(head)} of the 12 bytes before a record")
                 length, check = struct.unpack("<QI", head)
@@ -196,9 +203,15 @@ def _numbers(value: Any, wire: int, kind: int) -> Iterator[int | float]:
         yield _signed(value)
     elif wire == 2:
         at = 0
-        while at < len(value):
+        if len(value) > 10 * MAX_NUMBERS:
+            raise ValueError(f"{len(value):,} bytes of whole numbers, more than {MAX_NUMBERS:,} of them need")
+        for _ in range(MAX_NUMBERS):
+            if at >= len(value):
+                return
             number, at = _varint(value, at)
             yield _signed(number)
+        if at < len(value):
+            raise ValueError(f"more than {MAX_NUMBERS:,} whole numbers")
     else:
         raise ValueError("whole numbers in an unknown encoding")
 
