@@ -13,7 +13,7 @@ run will be. `scripts/launch_torchrun.sh` and `scripts/slurm_train.sbatch` start
 
 _READING = """\
 More GPUs at the same batch help little where decoding bounds: every new token reads all weights, however few rows share them.
-Async gains where rows wait for their longest answer, and where a stage leaves GPUs idle."""
+Every row is a run that mmrl accepts: its configuration is checked as a run checks it before the row is written."""
 
 _FORMULAS = """\
 Legend: g GPUs; b prompts per GPU and step; G group size; P prompt tokens; C mean completion tokens, C_max the longest; N numbers in
@@ -27,7 +27,7 @@ the language model's matrices, H in its output layer, V in the vision tower; d d
   (peak x update_share). On-policy steps take old log-probs from the same forward; a KL term adds one forward of the reference.
 - Prefill: b (2 N P + attention) / (peak x prefill_share). Tower: 2 V x 4 patches per token, once per pass that needs it.
 - Decode, engine.rollout vllm: C_max x (2 bytes (N + H) + rows x keys and values of P + C/2 tokens) / (HBM x decode_share); rows =
-  b G, all at once. This is a batch that waits for its longest answer; async refills its places instead.
+  b G, all at once: a batch that waits for its longest answer.
   The own engine reads fp32 weights, 4 bytes (N + H), in b G / rows waves of what rollout.batch_tokens holds: the row "own engine".
 - Simulators: b G d x seconds per chunk / env.workers, one core each.
 - Gradients, bytes sent per GPU: DDP 2 (g-1)/g x 4 bytes x trained, once; FSDP2 m (g-1)/g x 4 bytes x trained (reduce-scatter after
@@ -37,25 +37,24 @@ the language model's matrices, H in its output layer, V in the vision tower; d d
   all-reduces its buckets), and the weights once per step, (g-1)/g x 4 bytes x trained.
 - Seconds of a collective: bytes / (min(NVLink, node x NIC) x network): all links of a node work at once. Not overlapped with the
   update here; FSDP2 overlaps a part of it (an upper bound there), mmrl's ddp none: it all-reduces once, after all micro-batches.
-- Sync to rollouts that are elsewhere: the whole model in bf16 per rollout GPU and step; in the same process (colocated) nothing
-  crosses the network. Media: uint8 pixels that a GPU's prompts or decisions bring in (cache files, or frames from simulators).
+- Weights for rollouts: in the same process (colocated) nothing crosses the network beyond the gathers.
+  Media: uint8 pixels that a GPU's prompts or decisions bring in (cache files, or frames from simulators).
 - Memory: mmrl/memory.py, what `mmrl` prints before a run starts, at the recipe's own batch; vLLM in the same process holds
   engine.vllm.memory of a GPU while it rolls out (embodied: the policy itself infers).
 - Step: rollout, update and network one after the other (schedule serial, colocated). Embodied: max(simulators, all of the GPU's
-  work) (schedule pipelined).
-- Apart: async with staleness 1; x of the GPUs roll out, 1 - x train, best x in eighths: step = max(rollout + sync, simulators,
-  update + network)."""
+  work) (schedule pipelined)."""
 
 _LIMITS = """\
 - The figures marked assumption decide the result: half the share is twice the time. They are replaced, model by model, by
   assets/results/bench_gpu.json where that file has a section "plan".
-- Tensor, pipeline and sequence parallelism: mmrl has none. A model whose copy for sampling does not fit one GPU needs vLLM
-  elsewhere.
+- Tensor, pipeline and sequence parallelism: mmrl has none, and asks vLLM for none. A model whose bf16 copy for sampling does not
+  fit one GPU cannot be trained.
+- Rollouts on GPUs of their own while others train: schedule.kind async and pipelined are refused for prompts in several processes,
+  and with fsdp2 and deepspeed_* (mmrl/engines/build.py).
 - Stragglers, failed nodes, storage, the time of checkpoints, evaluation, rewards that call a model, prompts without signal
   (`attempts`), padding of short micro-batches: not counted; each makes it slower.
 - Batches that grow with the GPUs change the algorithm: 64 times the prompts per step is not 64 times the learning. Nothing is known
   from us about that; the tables at the recipe's own batch say what more GPUs do without changing it.
-- Staleness has a price too: tokens of older weights are clipped or masked (README, schedules). `apart` counts speed only.
 - Embodied runs are counted with engine.train ddp, and simulators at the speed of this project's CPU machine with software
   rendering and stand-in meshes (assets/results/bench_render.json): with real meshes they are slower, with GPU rendering faster."""
 
@@ -113,12 +112,10 @@ def _recipe(r: Any, weak: list[Any], strong: list[Any], trained: Callable[[Any],
     lines.append(_row("generated tokens/s, all GPUs", [_si(p.generated) for p in weak]))
     lines.append(_row("trained tokens/s, all GPUs (as G (P + C))", [_si(p.trained) for p in weak]))
     names = {"gradients": "gradients sent per GPU", "gathers": "weights gathered per GPU",
-             "sync": "weights to a rollout GPU elsewhere", "media": "media in per GPU"}
+             "media": "media in per GPU"}
     lines += [_row(f"{text}, GB", [f"{p.traffic[key] / 1e9:.3g}" for p in weak])
               for key, text in names.items() if weak[-1].traffic[key]]
     lines.append(_row("what bounds", [p.bound for p in weak]))
-    lines.append(_row("apart, staleness 1: speed (GPUs that roll out)",
-                      [f"{p.apart[1]:.2f} x ({_percent(p.apart[0])})" for p in weak]))
     lines += ["", f"At the recipe's own batch of {r.config.train.prompts_per_step} prompts, the same algorithm on any number:", "",
               _row("per step", [f"{p.gpus} GPUs" for p in strong]), "|---|" + "---:|" * len(strong)]
     own = r.config.train.prompts_per_step
@@ -133,11 +130,9 @@ def _summary(rows: Mapping[str, tuple[Any, list[Any], list[Any]]]) -> list[str]:
     lines = ["## In short", ""]
     for title, (_, weak, strong) in rows.items():
         last, own = weak[-1], strong[1]
-        apart = (f"rollouts on {_percent(last.apart[0])} of the GPUs with staleness 1 would be {last.apart[1]:.2f} x as fast"
-                 if last.apart[1] > 1.02 else f"GPUs apart with staleness 1 gain nothing here ({last.apart[1]:.2f} x)")
         share = round(last.seconds["network"] / last.step_s, 2)
         lines += [f"- {title}: {last.bound} bounds at {last.gpus} GPUs; collectives take "
-                  f"{f'at most {_percent(share)}' if share else 'less than 1 %'} of a step;", f"  {apart}.",
+                  f"{f'at most {_percent(share)}' if share else 'less than 1 %'} of a step.",
                   f"  Its own batch on {own.gpus} GPUs is {strong[0].step_s / own.step_s:.1f} x as fast as on {strong[0].gpus}."]
     return [*lines, "", *_READING.splitlines(), ""]
 

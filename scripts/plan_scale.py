@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.config import RunConfig, load_config
+from mmrl.engines import train_engine_name
 from mmrl.memory import estimate
 from mmrl.shapes import SHAPES
 from robotics.config import load_embodied
 from scripts._plan_page import page
 
-__all__ = ["ASSUMED", "GPUS", "Plan", "Recipe", "plan", "recipes", "render"]
+__all__ = ["ASSUMED", "GPUS", "Plan", "Recipe", "accepted", "plan", "recipes", "render"]
 
 REPO = Path(__file__).resolve().parent.parent
 GPUS = (8, 64, 512)
@@ -86,6 +87,7 @@ class Recipe:
     tower_passes: int  # per prompt and step
     decisions: int = 1
     chunk_s: float = 0.0  # of one simulator core per decision
+    overrides: tuple[str, ...] = ()  # of the file
     notes: tuple[str, ...] = ()
 
     @property
@@ -118,7 +120,6 @@ class Plan:
     step_s: float = 0.0
     bound: str = ""
     own: tuple[int, float] | None = None  # decoding with the own engine: waves, seconds
-    apart: tuple[float, float] = (0.0, 0.0)  # share of GPUs that roll out in the best split, its speed relative to step_s
 
 
 def _attention(r: Recipe, prompt_copies: float) -> float:
@@ -217,16 +218,15 @@ def micro_batches(r: Recipe, prompts: float) -> int:
 def _traffic(r: Recipe, gpus: int, prompts: float) -> dict[str, float]:
     """Bytes that a GPU sends per step, by what they are; ring algorithms."""
     share, trained = (gpus - 1) / gpus, trained_parameters(r)
-    whole = 2 * (r.shape.language + r.shape.stored + r.shape.vision)
     media = prompts * r.media_bytes * (r.decisions * r.group if r.embodied else 1)
     one = share * 4 * trained  # what a reduce-scatter or a gather of everything trained sends
     if r.engine == "ddp":
-        return {"gradients": 2 * one, "gathers": 0.0, "sync": whole, "media": media}
+        return {"gradients": 2 * one, "gathers": 0.0, "media": media}
     m = micro_batches(r, prompts)
     if r.engine == "deepspeed_zero2":  # all-reduces its buckets (use_multi_rank_bucket_allreduce) and keeps its share of them
-        return {"gradients": m * 2 * one, "gathers": one, "sync": whole, "media": media}
+        return {"gradients": m * 2 * one, "gathers": one, "media": media}
     passes = 2 + (1 if r.config.algorithm.kl.coef > 0 else 0)  # forward and backward, and the reference's forward
-    return {"gradients": m * one, "gathers": (m * passes + 1) * one, "sync": whole, "media": media}
+    return {"gradients": m * one, "gathers": (m * passes + 1) * one, "media": media}
 
 
 def link_s(c: dict[str, float], gpus: int, size: float) -> float:
@@ -235,8 +235,21 @@ def link_s(c: dict[str, float], gpus: int, size: float) -> float:
     return size / (min(c["nvlink"], across) * c["network"])
 
 
+def accepted(r: Recipe, gpus: int, prompts: float) -> RunConfig:
+    """The configuration of a row, checked as the run itself checks it. Raises ConfigError for one that mmrl refuses, ValueError for
+    one that runs another engine or schedule than the row counts with."""
+    load = load_embodied if r.embodied else load_config
+    config = load(REPO / r.file, [*r.overrides, f"train.prompts_per_step={max(1, round(prompts))}"])
+    engine, schedule = train_engine_name(config, gpus), "pipelined" if r.embodied else "serial"
+    if (engine, config.schedule.kind) != (r.engine, schedule):
+        raise ValueError(f"{r.title}: planned with engine.train {r.engine} and schedule.kind {schedule}, runs with {engine} and "
+                         f"{config.schedule.kind}")
+    return config
+
+
 def plan(r: Recipe, gpus: int, prompts_per_gpu: float) -> Plan:
-    """One step of `gpus` GPUs with so many prompts each."""
+    """One step of `gpus` GPUs with so many prompts each. Raises ConfigError where mmrl would refuse the run."""
+    accepted(r, gpus, prompts_per_gpu * gpus)
     c = _constants(r.shape.name)
     found = Plan(gpus, prompts_per_gpu * gpus)
     found.traffic = _traffic(r, gpus, prompts_per_gpu)
@@ -254,7 +267,6 @@ def plan(r: Recipe, gpus: int, prompts_per_gpu: float) -> Plan:
     completions = found.prompts * r.group * r.decisions
     found.generated = completions * r.mean_new / found.step_s
     found.trained = completions * (r.prompt + r.mean_new) / found.step_s
-    found.apart = _apart(r, c, gpus, prompts_per_gpu, found.step_s)
     found.memory = _memory(r.file, gpus)
     found.own = None if r.embodied else own_decode(r, prompts_per_gpu)
     return found
@@ -267,31 +279,15 @@ def _memory(file: str, processes: int) -> float:
     return estimate(config, processes=processes, kind="cuda", available=ASSUMED["hbm_gib"][0] * _GIB).total / _GIB
 
 
-def _apart(r: Recipe, c: dict[str, float], gpus: int, prompts: float, step_s: float) -> tuple[float, float]:
-    """(share, speed): async with staleness 1 on GPUs of their own, in eighths; rollouts no longer wait for their longest answer."""
-    best = (0.0, 0.0)
-    for eighths in range(1, 8):
-        x = eighths / 8
-        rollout = _rollout_s(r, c, prompts / x)
-        if "decode" in rollout:
-            rollout["decode"] *= ASSUMED["mean_length"][0]
-        simulate = rollout.pop("simulate", 0.0) * x  # the cores of all nodes serve them
-        update = sum(_update_s(r, c, prompts / (1 - x)).values())
-        traffic = _traffic(r, gpus, prompts / (1 - x))
-        train = update + link_s(c, gpus, traffic["gradients"] + traffic["gathers"])
-        sync = traffic["sync"] / (c["nic"] * c["network"])
-        speed = step_s / max(sum(rollout.values()) + sync, simulate, train)
-        best = max(best, (speed, x))
-    return best[1], best[0]
-
-
 @functools.cache
 def recipes() -> list[Recipe]:
     """The three that are planned, from their files in configs/."""
     three, seven = "Qwen2.5-VL-3B-Instruct", "Qwen2.5-VL-7B-Instruct"
-    grounding = load_config(REPO / "configs/grounding.yaml", ["engine.train=fsdp2", "engine.rollout=vllm"])
-    video = load_config(REPO / "configs/video_qa.yaml", [f"model.path=Qwen/{seven}", "engine.train=fsdp2", "engine.rollout=vllm"])
-    libero = load_embodied(REPO / "configs/libero.yaml", [f"model.path=Qwen/{seven}"])
+    sharded = ("engine.train=fsdp2", "engine.rollout=vllm")
+    larger = (f"model.path=Qwen/{seven}",)
+    grounding = load_config(REPO / "configs/grounding.yaml", sharded)
+    video = load_config(REPO / "configs/video_qa.yaml", [*larger, *sharded])
+    libero = load_embodied(REPO / "configs/libero.yaml", larger)
     frames, pixels = video.data.video.num_frames or 16, video.data.video.max_pixels or 0
     clip = int(frames * pixels / 784 / 2)
     cameras, side = len(libero.env.cameras), libero.env.image_size
@@ -300,14 +296,15 @@ def recipes() -> list[Recipe]:
     seen = cameras * (side // 28) ** 2
     return [
         Recipe("Grounding, 3B", "configs/grounding.yaml", grounding, shape_of(three), "fsdp2", picture + 128,
-               grounding.rollout.max_new_tokens, picture, picture * 784 * 3, 2),
+               grounding.rollout.max_new_tokens, picture, picture * 784 * 3, 2, overrides=sharded),
         Recipe("Video question answering, 7B", "configs/video_qa.yaml", video, shape_of(seven), "fsdp2", clip + 128,
                video.rollout.max_new_tokens, clip, frames * pixels * 3, 0,
+               overrides=(*larger, *sharded),
                notes=("the tower runs once per clip and run: its features are cached (data.cache.features)",
                       "T-GRPO's shuffled groups would add up to 50 % to rollout (algorithm.contrast.group_size 4 of 8); left out")),
         Recipe("Embodied policy in LIBERO, 7B, LoRA", "configs/libero.yaml", libero, shape_of(seven), "ddp", seen + 128,
                7 * libero.action.chunk, seen, cameras * side * side * 3.0, 2, libero.env.horizon // libero.action.chunk,
-               chunk["ms_per_chunk"]["last step"]["median"] / 1000),
+               chunk["ms_per_chunk"]["last step"]["median"] / 1000, overrides=larger),
     ]
 
 
