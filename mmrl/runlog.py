@@ -23,6 +23,7 @@ from mmrl.config import RunConfig
 from mmrl.errors import ConfigError
 from mmrl.group_rewards import score_of
 from mmrl.operations.lock import RunLock
+from mmrl.operations.restart import resume_command_of
 from mmrl.types import Group
 from mmrl.versions import versions
 
@@ -81,8 +82,8 @@ class RunFolder:
             used = self.begun()
             self._replace = used and overwrite and not resume
             if used and not resume and not overwrite:
-                raise ConfigError(f"{self.path} already holds a run; continue it with --resume, replace it with --overwrite, "
-                                  "or choose another name=")
+                raise ConfigError(f"{self.path} already holds a run; continue it with {resume_command_of(self.config)}, replace "
+                                  "it with --overwrite, or choose another name=")
             self._check_replaced()
             yield
         finally:
@@ -114,7 +115,8 @@ class RunFolder:
         (self.path / "config.yaml").write_text(
             yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
         info = {
-            "name": self.config.name, "command": " ".join(sys.argv), "started": datetime.now(timezone.utc).isoformat(),
+            "name": self.config.name, "command": " ".join(sys.argv), "cwd": os.getcwd(),
+            "started": datetime.now(timezone.utc).isoformat(),
             "versions": versions(), "machine": {"platform": platform.platform(), "cpu": platform.processor() or
                                                 platform.machine(), "cores": os.cpu_count()},
             "model": self.config.model.path, "task": ", ".join(sorted({s.task for s in self.config.data.train})),

@@ -28,7 +28,7 @@ from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_tr
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError, WeightSyncError
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
 from mmrl.group_rewards import check_filter_key
-from mmrl.identity import check_identity, run_identity
+from mmrl.identity import check_identity, extension_notes, run_identity
 from mmrl.media_record import MediaRecord, restore_media
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.operations.beside import holding, operating, stop_if_asked
@@ -194,11 +194,12 @@ class Trainer:
         return row
 
     def _restore(self) -> None:
-        step = self.start_step
+        step, notes = self.start_step, list[str]()
         if step:
             state = self.checkpoints.load_state(step, self.training.load_optimizer_state)
             unknown = {"schedule": type(self.config.schedule)().model_dump(mode="json")}  # keys that an older checkpoint may lack
             check_identity({**run_identity(unknown), **state["identity"]}, run_identity(self.config.model_dump(mode="json")))
+            notes += extension_notes(self.config, state["identity"].get("train.steps", self.config.train.steps), step)
             self.alarms.load_state_dict(state["alarms"])
             self._load_state(state)
             restore_media(self.media, self.checkpoints.path(step), [*self.train_sources, *self.eval_sources], self.world)
@@ -217,7 +218,7 @@ class Trainer:
             skipped = write_skipped(sources, self.folder.path / "skipped.json")
             self.on_event("start", {"step": step, "config": self.config, "best_metric": self.best_metric, "rejected": rejected,
                                     "skipped": skipped, "folder": self.folder.path,
-                                    "notes": [*self.start.notes, *self._started()],
+                                    "notes": [*self.start.notes, *notes, *self._started()],
                                     "trainable": sum(p.numel() for _, p in self.actor.trainable())})
             self._raise_alarms([Alarm(step, "checkpoint_damaged", words, "error") for words in damaged.values()])
         self.world.barrier()

@@ -69,7 +69,8 @@ def test_a_run_that_was_asked_to_end_and_resumed_equals_the_undisturbed_one(sche
     runs = tmp_path / "runs"
     Trainer(load_config(make(tmp_path, "calm", schedule=schedule))).fit()
     config = load_config(make(tmp_path, "cut", schedule=schedule))
-    with pytest.raises(Interrupted, match="SIGUSR1: ended after step 3; its checkpoint is written; continue with --resume"):
+    with pytest.raises(Interrupted, match=r"SIGUSR1: ended after step 3; its checkpoint is written; continue with "
+                                          r"`mmrl resume .*/cut --trust-code`"):
         Trainer(config, on_event=ask_to_end(3, signal.SIGUSR1)).fit()
     info = json.loads((runs / "cut" / "run.json").read_text())
     assert (info["status"], info["signal"]) == ("interrupted", "SIGUSR1") and not (runs / ".cut.lock").exists()
@@ -151,7 +152,7 @@ def test_a_scraped_command_with_workers_ends_by_a_signal_to_its_group_and_goes_o
             os.killpg(process.pid, signal.SIGTERM)
         _, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 143, err
-        assert "SIGTERM: ended after step" in err and "its checkpoint is written; continue with --resume" in err
+        assert "SIGTERM: ended after step" in err and "its checkpoint is written; continue with `mmrl resume " in err
         assert not psutil.wait_procs(children, timeout=60)[1]
     finally:
         if process.poll() is None:

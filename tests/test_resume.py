@@ -111,7 +111,7 @@ def test_resume_refuses_another_run(calm: Path) -> None:
     before = read_jsonl(calm / "metrics.jsonl")
     for sections, message in (({"seed": 9}, "seed was 3, now 9"),
                               ({"optim": {"lr": 0.5}}, "optim.lr was .*now 0.5"),
-                              ({"train": {"steps": 8, "prompts_per_step": 4}}, "train.steps was 5, now 8")):
+                              ({"train": {"steps": 4, "prompts_per_step": 4}}, "train.steps was 5, now 4")):
         with pytest.raises(ConfigError, match=message):
             Trainer(beside(calm, "cut", **sections), resume=True).fit()
     settings = beside(calm, "cut")

@@ -125,8 +125,9 @@ def test_a_run_through_the_command_line_writes_everything(
     assert [r["step"] for r in read_jsonl(run / "metrics.jsonl")] == [1] and not (
         run / "rollouts/step_000002.jsonl"
     ).exists()
-    changed = command("train", config, "train.steps=7", "--resume", status=2)
-    assert "train.steps was 1, now 7" in changed and "optim.lr was 0.001" in changed, "every changed setting is named"
+    changed = command("train", config, "train.steps=7", "seed=77", "--resume", status=2)
+    assert "seed was 3, now 77" in changed and "optim.lr was 0.001" in changed, "every changed setting is named"
+    assert "train.steps" not in changed, "a run may become longer"
 
 
 def test_run_folder_is_refused_continued_or_replaced(tmp_path: Path, data: tuple[str, str]) -> None:
@@ -304,7 +305,7 @@ def test_reward_that_always_raises_stops_the_run_and_says_so(tmp_path: Path, dat
 def test_alarms_are_raised_logged_and_can_stop(tmp_path: Path, data: tuple[str, str]) -> None:
     events: list[Any] = []
     zero = {"train": [{"task": ALBUM, "path": data[0], "params": {"value": 0.0}}]}
-    options = {"data": zero, "alarms": {"zero_reward_steps": 2}, "train": {"steps": 4}}
+    options = {"data": zero, "alarms": {"zero_reward_steps": 2, "steps": 9}, "train": {"steps": 4}}
     trainer, _ = train(tmp_path, data, events=events, **options)
     logged = read_jsonl(trainer.folder.path / "alarms.jsonl")
     assert [(a["step"], a["name"]) for a in logged] == [(2, "reward_stuck")], "once, not every step"

@@ -19,6 +19,22 @@ from mmrl.errors import ConfigError, MMRLError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
                   help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from mmrl.versions import versions
+
+        typer.echo(f"mmrl {versions()['mmrl']} ({Path(__file__).resolve().parents[2]}), Python {versions()['python']}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+                                                   help="print the version and stop")] = False) -> None:
+    """Reinforcement fine-tuning of vision-language models and vision-language-action policies."""
+
+
 tasks_app = typer.Typer(no_args_is_help=True, help="List tasks and check that they keep the contract.")
 app.add_typer(tasks_app, name="tasks")
 cache_app = typer.Typer(no_args_is_help=True, help="Fill and look after a folder of cached visual tensors.")
@@ -46,6 +62,16 @@ def train(config: ConfigFile, overrides: Overrides = None,
                           "once with --overwrite, or remove the run's folder")
     train_command(config, overrides or [], resume=resume or ("auto" if auto_resume else False), overwrite=overwrite, quiet=quiet,
                   preset=preset)
+
+
+@app.command()
+def resume(run: Annotated[Path, typer.Argument(help="folder of a run")], overrides: Overrides = None,
+           trust_code: TrustCode = False,
+           quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
+    """Continue a run by its own configuration; train.steps=+200 (or a larger number) makes it longer."""
+    from mmrl.cli.resuming import resume_command
+
+    resume_command(run, overrides or [], quiet=quiet, trust_code=trust_code)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from mmrl.cli.display import Display, Part, step_parts
 from mmrl.config import RunConfig, effective_threads, load_config
 from mmrl.diagnosis import trained
 from mmrl.errors import MMRLError
+from mmrl.operations.restart import resume_command_of
 from mmrl.presets import read_preset
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def train_command(config: Path, overrides: list[str], *, resume: bool | Literal[
     told = _Teller(settings, display)
     trainer: Any = None
     try:
-        with _saying_how_to_go_on(), display:
+        with _saying_how_to_go_on(settings), display:
             trainer = trainer_class(settings)(settings, resume=resume, overwrite=overwrite, on_event=told)
             trainer.fit()
     except (MMRLError, SystemExit):
@@ -137,13 +138,13 @@ class _Teller:
 
 
 @contextmanager
-def _saying_how_to_go_on() -> Iterator[None]:
+def _saying_how_to_go_on(config: RunConfig) -> Iterator[None]:
     """A signal that ended the run (mmrl.operations.interrupts, Ctrl-C) is told by the main process; status 128 + its number."""
     try:
         yield
     except KeyboardInterrupt as stop:  # typer would end with status 130 and say nothing
         if os.environ.get("RANK", "0") == "0":
-            print(str(stop) or "interrupted; continue with --resume", file=sys.stderr)
+            print(str(stop) or f"interrupted; continue with {resume_command_of(config)}", file=sys.stderr)
         raise SystemExit(getattr(stop, "status", 130)) from None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from mmrl.errors import ConfigError
 from mmrl.operations.interrupts import Interrupts
 from mmrl.operations.prometheus import metrics_endpoint
+from mmrl.operations.restart import resume_command_of
 
 __all__ = ["holding", "operating", "stop_if_asked"]
 
@@ -46,7 +47,7 @@ def operating(trainer: Any) -> Iterator[Interrupts]:
     settings, told = trainer.config.operations, trainer.on_event
     with metrics_endpoint(settings, trainer.config.name, trainer.world.rank, told) if main else _as_is(told) as trainer.on_event:
         try:
-            with Interrupts(settings.grace_s, abandoned) as interrupts:
+            with Interrupts(settings.grace_s, abandoned, go_on=resume_command_of(trainer.config)) as interrupts:
                 yield interrupts
         finally:
             trainer.on_event = told

@@ -53,11 +53,13 @@ class Interrupted(KeyboardInterrupt):
 class Interrupts:
     """Takes in the signals while it is open; handlers are put back after. In a thread that is not the main one it does nothing.
 
-    `abandoned(name of the signal)` is called when the step at hand is given up, just before the process ends.
+    `abandoned(name of the signal)` is called when the step at hand is given up, just before the process ends; `go_on` is the
+    command that the messages name.
     """
 
-    def __init__(self, grace_s: float, abandoned: Callable[[str], None] | None = None, *, repeat_s: float = REPEAT_S) -> None:
-        self.grace_s, self.repeat_s = grace_s, repeat_s
+    def __init__(self, grace_s: float, abandoned: Callable[[str], None] | None = None, *, repeat_s: float = REPEAT_S,
+                 go_on: str = "--resume") -> None:
+        self.grace_s, self.repeat_s, self._go_on = grace_s, repeat_s, go_on
         self.number = 0
         """The signal that asked for the end; 0: none."""
         self._abandoned = abandoned or (lambda name: None)
@@ -99,9 +101,9 @@ class Interrupts:
         if save is not None:
             save()
         name, last = signal.Signals(number).name, saved_step() if world.is_main else step
-        kept = "its checkpoint is written; continue with --resume" if last == step and step else (
-            f"the last checkpoint is of step {last}; continue with --resume" if last else "there is no checkpoint yet: start again "
-            "with --resume (or --overwrite)")
+        kept = f"its checkpoint is written; continue with {self._go_on}" if last == step and step else (
+            f"the last checkpoint is of step {last}; continue with {self._go_on}" if last else "there is no checkpoint yet: start "
+            f"again with {self._go_on}")
         raise Interrupted(number, f"{name}: ended after step {step}; {kept}")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -135,7 +137,7 @@ class Interrupts:
         with suppress(Exception):
             _end_children()
         with suppress(OSError, ValueError):
-            print(f"{name}: stopped in the middle of a step: {why}; continue from the last checkpoint with --resume",
+            print(f"{name}: stopped in the middle of a step: {why}; continue from the last checkpoint with {self._go_on}",
                   file=sys.stderr, flush=True)
         os._exit(128 + self.number)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,12 +23,20 @@ from mmrl.manifest import has_manifest, problems
 
 if TYPE_CHECKING:
     from mmrl.checkpoint import Checkpoints
+    from mmrl.config import RunConfig
     from mmrl.world import World
 
-__all__ = ["Resume", "Start", "agree_on_checkpoint", "find_start", "resumes", "sound_best"]
+__all__ = ["Resume", "Start", "agree_on_checkpoint", "find_start", "resume_command_of", "resumes", "sound_best"]
 
 Resume = bool | Literal["auto"]
 _CLOCK_S = 2.0  # by which a process's time of creation and the wall clock may differ
+
+
+def resume_command_of(config: RunConfig) -> str:
+    """What continues a run of this configuration, for messages: '`mmrl resume runs/grounding`, or your command with --resume'."""
+    run = Path(config.dir) / config.name
+    code = " --trust-code" if any(".py:" in s.task for s in (*config.data.train, *config.data.eval)) else ""
+    return f"`mmrl resume {shlex.quote(str(run))}{code}`, or your command with --resume"
 
 
 def resumes(asked: Resume, run: Path, world: World) -> bool:
