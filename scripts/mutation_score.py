@@ -1,6 +1,7 @@
 """Do the tests notice a defect? Small defects (mutants) are put into modules one by one; a mutant that no test notices survives.
 
-    OMP_NUM_THREADS=1 python -m scripts.mutation_score                     (about an hour, writes assets/results)
+    OMP_NUM_THREADS=1 python -m scripts.mutation_score                     (hours, writes assets/results)
+    python -m scripts.mutation_score --only mmrl/alarms.py                 (writes this module's part)
     python -m scripts.mutation_score --only mmrl/alarms.py --limit 20      (a sample, writes nothing)
 
 Mutants are made by cosmic-ray's operators (a comparison, an arithmetic or boolean operator, a number, a constant, a loop, an
@@ -27,19 +28,25 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from scripts._bench import ROOT, parse, print_table, write_results
+from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
 from scripts._mutation_worker import Zygote
 
+_STATE = ("tests/attacks/test_state_checkpoints.py", "tests/test_checkpoint.py")
 TESTS: dict[str, tuple[str, ...]] = {
-    "mmrl/scoring.py": ("tests/test_scoring.py",),
-    "mmrl/checkpoint.py": ("tests/test_checkpoint.py",),
-    "mmrl/algorithms/advantages.py": ("tests/algorithms/test_advantages.py", "tests/algorithms/test_estimators.py"),
-    "mmrl/algorithms/filters.py": ("tests/algorithms/test_dynamic_sampling.py",),
     "mmrl/alarms.py": ("tests/test_alarms.py",),
+    "mmrl/diagnosis.py": ("tests/test_alarms.py",),
+    "mmrl/algorithms/advantages.py": ("tests/algorithms/test_advantages.py", "tests/algorithms/test_estimators.py"),
+    "mmrl/algorithms/ema.py": ("tests/algorithms/test_estimators.py",),
+    "mmrl/algorithms/filters.py": ("tests/algorithms/test_dynamic_sampling.py",),
+    "mmrl/group_rewards.py": ("tests/test_group_filter.py", "tests/test_credit.py"),
+    "mmrl/manifest.py": _STATE,
+    "mmrl/checkpoint.py": _STATE,
+    "mmrl/scoring.py": ("tests/test_scoring.py", "tests/attacks/test_state_scores.py"),
 }
 """Module -> the test files that are to notice its defects, quick ones first."""
 REQUIRED = 0.9
@@ -197,6 +204,13 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
             "survivors": [r for r in listed if not r["reason"]], "equivalents": [r for r in listed if r["reason"]]}
 
 
+def _recorded() -> dict[str, Any]:
+    """What earlier runs found of modules that are still listed."""
+    path = RESULTS / "mutation_score.json"
+    modules = json.loads(path.read_text(encoding="utf-8"))["modules"] if path.exists() else {}
+    return {name: modules[name] for name in TESTS if name in modules}
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=sorted(TESTS), help="this module; may be given again")
@@ -215,7 +229,8 @@ def main() -> None:
         try:
             for module in options.only or TESTS:
                 found = mutants(module, (ROOT / module).read_text(encoding="utf-8"), options.seed, options.limit)
-                results[module] = summary(judge(zygotes, module, found, TESTS[module]))
+                verdicts = judge(zygotes, module, found, TESTS[module])
+                results[module] = {"date": date.today().isoformat(), "seed": options.seed, **summary(verdicts)}
                 print(module, {k: v for k, v in results[module].items() if not isinstance(v, list)}, flush=True)
                 for s in results[module]["survivors"]:
                     print(f"  {module}:{s['line']} {s['operator']}\n    - {s['before']}\n    + {s['after']}", flush=True)
@@ -224,10 +239,10 @@ def main() -> None:
                 zygote.close()
     columns = ("mutants", "killed", "timeout", "equivalent", "survived", "score")
     print_table(("module", *columns), [(m, *(r[c] for c in columns)) for m, r in results.items()])
-    if options.only is None and options.limit is None:
-        print(write_results("mutation_score", {"seed": options.seed, "required": REQUIRED, "modules": results}, "cosmic-ray"))
+    if options.limit is None:
+        print(write_results("mutation_score", {"required": REQUIRED, "modules": _recorded() | results}, "cosmic-ray"))
     else:
-        print("a part only: nothing recorded")
+        print("a sample: nothing recorded")
     low = [m for m, r in results.items() if r["score"] is not None and r["score"] < REQUIRED]
     sys.exit(f"below {REQUIRED:.0%}: {', '.join(low)}" if low else 0)
 
