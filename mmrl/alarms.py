@@ -126,8 +126,8 @@ class AlarmBoard:
         """
         self._zero_steps = self._zero_steps + 1 if _scores_nothing(row, "train") else 0
         for name in row:
-            if name.startswith("train/") and name.endswith("/parse_rate"):
-                source = name[len("train/"):-len("/parse_rate")]
+            source = name[len("train/"):-len("/parse_rate")]
+            if name == f"train/{source}/parse_rate":
                 zero = _scores_nothing(row, f"train/{source}")
                 self._zero_by_source[source] = self._zero_by_source.get(source, 0) + 1 if zero else 0
         return [s for s, count in sorted(self._zero_by_source.items()) if count >= self.config.zero_reward_steps]

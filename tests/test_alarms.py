@@ -1,6 +1,7 @@
 """Alarms fire at once, once, and again only after they have cleared; their state survives a resume."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -8,6 +9,7 @@ import pytest
 
 from mmrl.alarms import AlarmBoard
 from mmrl.config import AlarmConfig
+from mmrl.diagnosis import diagnose, signal_share
 
 HEALTHY = {"step": 1, "train/reward/mean": 0.4, "train/parse_rate": 0.9, "train/reward/part/accuracy": 0.3,
            "train/entropy": 0.8, "train/logprob_gap/mean": 1e-4, "train/loss": 0.0}
@@ -233,3 +235,92 @@ def test_a_robot_whose_groups_never_differ_has_no_signal_and_no_format() -> None
     assert alarm.name == "no_signal" and "0% of the episodes succeed" in alarm.message and "env.horizon" in alarm.message
     crashed = {**robot, "train/parse_rate": 0.0, "train/groups/failed": 8.0}
     assert raised(AlarmBoard(AlarmConfig(steps=1)), [crashed]) == [["prompts_failed"]]
+
+
+def test_limits_are_as_their_comments_say() -> None:
+    assert names(AlarmBoard(AlarmConfig(logprob_gap=0.05)), 1, **{"logprob_gap/mean": 0.05}) == [], "above the limit"
+    assert names(AlarmBoard(AlarmConfig(entropy_floor=0.005)), 1, entropy=0.005) == [], "below the floor"
+    at = AlarmConfig(steps=1, parse_rate=0.25, truncated=0.75, reward_failures=0.125)
+    assert names(AlarmBoard(at), 1, parse_rate=0.25) == ["parse_rate"], "at most this share"
+    assert names(AlarmBoard(at), 1, parse_rate=0.26) == []
+    assert names(AlarmBoard(at), 1, clipped_share=0.75) == ["truncated"], "at least this share"
+    assert names(AlarmBoard(at), 1, clipped_share=0.74) == []
+    assert names(AlarmBoard(at), 1, **{"failed/reward_error": 0.125}) == [], "more than this share"
+    assert names(AlarmBoard(at), 1, **{"failed/reward_error": 0.07, "failed/reward_timeout": 0.07}) == ["reward_failures"]
+    assert names(AlarmBoard(at), 1, **{"failed/no_box": 0.9}) == [], "texts that cannot be read are not failures of the reward"
+
+
+def test_a_non_finite_alarm_names_five_values_and_cannot_be_changed_afterwards() -> None:
+    [alarm] = AlarmBoard(AlarmConfig()).check(1, {f"train/x{i}": math.nan for i in range(6)})
+    assert alarm.message.split(", ") == [f"train/x{i} is nan" for i in range(5)]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        alarm.step = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("count", "whose"), [
+    (1, "answers of source 's0' parse"), (2, "answers of sources 's0', 's1' parse"),
+    (5, "of sources 's0', 's1', 's2', 's3', 's4' parse"), (6, "'s3', 's4' and 1 more parse"), (7, "'s3', 's4' and 2 more parse")])
+def test_a_message_names_up_to_five_stuck_sources(count: int, whose: str) -> None:
+    row = mixed(1, **{f"s{i}": 0.0 for i in range(count)})
+    [alarm] = AlarmBoard(AlarmConfig(zero_reward_steps=1)).check(1, {**row, "train/reward/part/accuracy": 0.0})
+    assert whose in alarm.message
+
+
+def test_only_sources_are_counted() -> None:
+    board = AlarmBoard(AlarmConfig())
+    board.check(1, mixed(1, a=0.0))
+    assert board.state_dict()["zero_by_source"] == {"a": 1}
+
+
+def test_a_source_goes_on_being_counted_while_no_source_keeps_its_format() -> None:
+    source = {**LIVE, "train/json/parse_rate": 0.0}
+    everything = {**source, "train/parse_rate": 0.0}
+    assert raised(AlarmBoard(AlarmConfig(steps=3)), [source, everything, source]) == [[], [], ["parse_rate"]]
+    cut = {**LIVE, "train/clipped_share": 1.0}
+    unparsed = {**LIVE, "train/parse_rate": 0.0}
+    assert raised(AlarmBoard(AlarmConfig(steps=3)), [cut, unparsed, cut, cut, cut]) == [[], [], [], [], ["truncated"]], (
+        "in a row: steps without it start the count again")
+
+
+@pytest.mark.parametrize(("steps", "said"), [(1, "1 step in a row"), (2, "2 steps in a row")])
+def test_a_lasting_alarm_says_for_how_long(steps: int, said: str) -> None:
+    board = AlarmBoard(AlarmConfig(steps=steps))
+    found = [alarm for step in range(1, steps + 1) for alarm in board.check(step, {**LIVE, "train/clipped_share": 1.0})]
+    assert [a.name for a in found] == ["truncated"] and found[0].message.startswith(said)
+
+
+def test_never_trained_gives_the_first_cause_or_says_that_there_was_none() -> None:
+    board = AlarmBoard(AlarmConfig(untrained_steps=1, steps=99))
+    [alarm] = board.check(1, {**LIVE, "train/clipped_share": 1.0, "train/groups/kept": 0.0, "train/grad_norm": 0.0})
+    assert "100% of the answers are cut" in alarm.message
+    [alarm] = AlarmBoard(AlarmConfig(untrained_steps=1)).check(1, {"train/grad_norm": 0.0})
+    assert "the steps had nothing in their loss" in alarm.message
+
+
+@pytest.mark.parametrize(("asked", "easy", "hard", "words"), [
+    (10.0, 6.0, 4.0, "every answer is right"), (10.0, 4.0, 6.0, "every answer scores 0"),
+    (10.0, 5.0, 5.0, "Raise rollout.temperature")])
+def test_no_signal_names_the_side_that_most_prompts_are_on(asked: float, easy: float, hard: float, words: str) -> None:
+    row = {**DEAD, **{f"train/{k}": v for k, v in PARSED.items()}, "train/groups/asked": asked, "train/groups/no_signal": asked,
+           "train/groups/all_one": easy, "train/groups/all_zero": hard}
+    [finding] = diagnose(row, AlarmConfig())
+    assert finding.name == "no_signal" and words in finding.message and "none of the 10 groups" in finding.message
+
+
+def test_shares_of_signal_leave_out_groups_that_failed() -> None:
+    row = {"train/groups/asked": 10.0, "train/groups/failed": 4.0, "train/groups/kept": 3.0}
+    assert signal_share(row) == 0.5
+    assert signal_share({**row, "train/groups/failed": 10.0}) is None and signal_share({"train/groups/asked": 4.0}) is None
+    assert signal_share({"train/groups/asked": 8.0, "train/groups/trained": 2.0}) == 0.25, "episodes call it trained"
+
+
+def test_the_reasons_of_unreadable_answers_are_the_three_commonest_and_a_robot_is_told_whether_it_succeeds() -> None:
+    row = {**DEAD, "train/failed/no_box": 0.5, "train/failed/empty": 0.3, "train/failed/x": 0.15, "train/failed/y": 0.05,
+           "train/clipped_share": 0.5}
+    message = diagnose(row, AlarmConfig())[0].message
+    assert "(no_box 50%, empty 30%, x 15%)" in message and "50% are cut before they are complete" in message
+    assert "mmrl sft" in diagnose({**row, "train/clipped_share": 0.49}, AlarmConfig())[0].message
+    robot = {"train/episodes": 8.0, "train/groups/asked": 4.0, "train/groups/trained": 0.0}
+    for rate, words in ((0.5, "Judge the warm start"), (0.51, "choose harder ones")):
+        [finding] = diagnose({**robot, "train/success_once": rate}, AlarmConfig())
+        assert words in finding.message
