@@ -209,11 +209,11 @@ def video(found: dict[str, Any]) -> str:
 def tgrpo(found: dict[str, Any]) -> str:
     """T-GRPO and GRPO on questions that only the order of frames answers."""
     lines = ["| T-GRPO and GRPO (mean of seeds, lowest to highest) | accuracy, sampled | greedy | on shuffled frames | "
-             "gap to shuffled | groups with shuffled rollouts | training, s |", "|---|---|---|---|---|---|---|"]
+             "gap to shuffled | groups with shuffled rollouts |", "|---|---|---|---|---|---|"]
     for row in found["table"]:
         cells = " | ".join(f"{c['before']:.2f} to {c['after']:.2f} ({c['low']:.2f} to {c['high']:.2f})"
                            for c in (row[n] for n in ("sampled", "greedy", "shuffled", "gap")))
-        lines.append(f"| {row['variant']} ({row['seeds']} seeds) | {cells} | {row['rolled_out']:.0%} | {row['training_s']:.0f} |")
+        lines.append(f"| {row['variant']} ({row['seeds']} seeds) | {cells} | {row['rolled_out']:.0%} |")
     return "\n".join(lines)
 
 
