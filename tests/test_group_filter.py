@@ -2,16 +2,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mmrl.algorithms import DynamicSampler, SamplerSettings, SelectionSettings, VarianceSelection, Verdict
 from mmrl.config import RunConfig, load_config
 from mmrl.errors import ConfigError
 from mmrl.group_rewards import check_filter_key, group_outcome, training_rewards
 from mmrl.identity import check_identity
 from mmrl.registry import task_from_spec
+from mmrl.schedule import SerialSchedule
 from mmrl.trainer import Trainer
 from mmrl.types import Completion, Group, Sample, Score, StopReason, Trajectory
 from tests.engine_kit import REPO, config_file, merge, read_jsonl, small_run
@@ -53,6 +56,20 @@ def test_it_chooses_the_groups_that_verl_and_easyr1_choose() -> None:
             assert found == verl & easy
             compared += len(verl - easy) > 0
     assert compared, "some bounds decide"
+
+
+def test_both_bounds_are_exclusive() -> None:
+    half = group([{"accuracy": 0.0}, {"accuracy": 1.0}])
+    for bound in ("low", "high"):
+        for value, kept in ((0.5, False), (0.499, bound == "low"), (0.501, bound == "high")):
+            assert signal(half, f"algorithm.filter.{bound}={value}") == kept, (bound, value)
+
+
+def test_a_part_without_weight_teaches_nothing() -> None:
+    observed = group([{"accuracy": 1.0, "style": s} for s in (0.0, 1.0)], weights={"accuracy": 1.0, "style": 0.0})
+    for aggregation in ("plain", "gdpo"):
+        for key in ("accuracy", "style", "reward"):
+            assert not signal(observed, f"algorithm.aggregation={aggregation}", f"algorithm.filter.key={key}")
 
 
 @pytest.mark.parametrize("aggregation", ["plain", "gdpo"])
@@ -124,6 +141,30 @@ def test_a_checkpoint_from_before_was_judged_by_the_whole_reward() -> None:
     check_identity({"seed": 1, "algorithm.advantage_scale": "ema"}, {**scaled, "algorithm.advantage_scale": "ema_within"})
     check_identity(scaled, scaled)
     check_identity({"seed": 1, "env.suite": "tiny"}, {**new, "env.suite": "tiny"})
+
+
+def judged(g: Group, task: Any, selection: VarianceSelection | None = None) -> tuple[Verdict, dict[str, int]]:
+    """What the schedule makes of a group, and what it counts."""
+    schedule = object.__new__(SerialSchedule)  # its judging needs no model
+    schedule.sampler, schedule.selection = DynamicSampler(SamplerSettings(quota=1, max_attempts=1)), selection
+    schedule.sampler.begin_step(1)
+    (ticket,) = schedule.sampler.ask(lambda: ("src", "s"))
+    outcome = group_outcome(replace(g, key=ticket.key), settings(), task)
+    return schedule._judge(outcome, ticket), dict(schedule.sampler.end_step().counts)
+
+
+def test_the_schedule_judges_and_counts_by_the_key() -> None:
+    wide = task_from_spec("grounding", {"preset": "vlm_r1"})  # accuracy + format, together up to 2
+    parts = [{"accuracy": 1.0, "format": f} for f in (0.0, 1.0)]
+    solved = group(parts, weights={"accuracy": 1.0, "format": 1.0}, task="grounding")
+    verdict, counts = judged(solved, wide)
+    assert verdict is Verdict.NO_SIGNAL and counts["all_one"] == 1 and counts["weak"] == 0
+    hopeless = group([{**p, "accuracy": 0.0} for p in parts], weights={"accuracy": 1.0, "format": 1.0}, task="grounding")
+    assert judged(hopeless, wide)[1]["all_zero"] == 1, "its form differs, and counts no more"
+    selection = VarianceSelection(SelectionSettings(kind="std", threshold=0.0))
+    assert judged(solved, wide, selection)[0] is Verdict.NO_SIGNAL, "a selection chooses among groups with signal"
+    mixed = group([{"accuracy": a, "format": 1.0} for a in (0.0, 1.0)], weights={"accuracy": 1.0, "format": 1.0}, task="grounding")
+    assert judged(mixed, wide, selection)[0] is judged(mixed, wide)[0] is Verdict.KEPT
 
 
 def trained(folder: Path, **algorithm: Any) -> tuple[list[Group], list[dict[str, Any]], RunConfig]:
