@@ -140,6 +140,10 @@ def test_a_checkpoint_from_before_was_judged_by_the_whole_reward() -> None:
         check_identity({"seed": 1, "algorithm.advantage_scale": "ema"}, scaled)
     check_identity({"seed": 1, "algorithm.advantage_scale": "ema"}, {**scaled, "algorithm.advantage_scale": "ema_within"})
     check_identity(scaled, scaled)
+    check_identity({"seed": 1, "algorithm.difficulty": "dgrpo"},
+                   {"seed": 1, "algorithm.difficulty": "softmax", "algorithm.entropy.coef": 0.0, "algorithm.entropy.target": None})
+    with pytest.raises(ConfigError, match=r"entropy\.coef was 0.0, now 0.1"):
+        check_identity({"seed": 1}, {"seed": 1, "algorithm.entropy.coef": 0.1})
     check_identity({"seed": 1, "env.suite": "tiny"}, {**new, "env.suite": "tiny"})
 
 

@@ -117,9 +117,10 @@ def test_with_demonstrations_the_same_run_learns(tmp_path: Path, offline: dict[s
 
 
 def test_demonstrations_count_in_advantages_and_in_no_other_metric(tmp_path: Path) -> None:
-    made = trainer(tmp_path, {"per_group": 1})
+    made = trainer(tmp_path, {"per_group": 1}, algorithm={"entropy": {"target": 99.0}})
     made.fit()
     (row,) = metrics(made)
+    assert made.updater.entropy.state_dict()["last"] == pytest.approx(row["train/entropy"]), "of the policy's own tokens"
     for group in made.schedule.tally.groups:
         assert [t.offline for t in group.trajectories] == [False] * 3 + [True]
         told = group.trajectories[-1]

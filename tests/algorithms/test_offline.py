@@ -186,3 +186,13 @@ def test_settings_are_checked(options: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         OfflineSettings(**options)
     assert dataclasses.astuple(OfflineSettings()) == (0.1, 2.0)
+
+
+def test_demonstrations_get_no_entropy_bonus() -> None:
+    offline_N, mask_N = torch.tensor([False, False, True, True]), torch.tensor([True, True, True, False])
+    entropy_N = torch.full((4,), 0.5, requires_grad=True)
+    logp_N = torch.full((4,), -1.0, requires_grad=True)
+    out = policy_loss(ObjectiveSettings(), logp_N, torch.full((4,), -1.0), torch.ones(4), torch.tensor([0, 0, 1, 1]), mask_N,
+                      offline_N=offline_N, entropy_N=entropy_N, entropy_coef=0.25)
+    out.loss.backward()
+    assert entropy_N.grad is not None and entropy_N.grad.tolist() == [-0.25, -0.25, 0.0, 0.0]
