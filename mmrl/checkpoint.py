@@ -84,16 +84,25 @@ class Checkpoints:
                 f"cannot write the checkpoint of step {step} to {self.folder} ({free / 2**30:.2f} GiB free): {error}. "
                 f"Earlier checkpoints ({self._kept()}) are untouched; free space, then "
                 "continue with --resume") from error
-        self._prune()
+        with self._changing(f"the checkpoint of step {step} is written, but older ones cannot be removed from"):
+            self._prune()
         return self.path(step)
 
     def mark_best(self, step: int) -> None:
-        """Point `best` at the checkpoint of `step`, atomically."""
-        link = self.folder / f".best-{os.getpid()}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(self.path(step).name)
-        os.replace(link, self.folder / "best")
-        self._prune()
+        """Point `best` at the checkpoint of `step`, atomically. Raises CheckpointError."""
+        with self._changing(f"the checkpoint of step {step} cannot be marked as the best one in"):
+            link = self.folder / f".best-{os.getpid()}"
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.path(step).name)
+            os.replace(link, self.folder / "best")
+            self._prune()
+
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(f"{what} {self.folder}: {error}; make room there, or let this user write there") from error
 
     def load_state(self, step: int, load_optimizer: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """Hand the saved state to `load_optimizer` and return the run state saved with the checkpoint of `step`.
@@ -131,11 +140,12 @@ class Checkpoints:
     def set_aside(self, step: int) -> Path:
         """Take its name from the damaged checkpoint of `step`, so that it counts no more; returns where it is now."""
         aside = self.folder / f"damaged_{self.path(step).name}"
-        shutil.rmtree(aside, ignore_errors=True)
-        os.replace(self.path(step), aside)
-        best = self.folder / "best"
-        if best.is_symlink() and os.readlink(best) == self.path(step).name:
-            best.unlink()
+        with self._changing(f"the damaged checkpoint of step {step} cannot be put aside in"):
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(self.path(step), aside)
+            best = self.folder / "best"
+            if best.is_symlink() and os.readlink(best) == self.path(step).name:
+                best.unlink()
         return aside
 
     def _kept(self) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from mmrl.config import CurriculumStage, DataSource, RunConfig
 from mmrl.curriculum import Plan
 from mmrl.errors import DataError
+from mmrl.files import json_line, write_text
 from mmrl.offline import check_demonstrations
 from mmrl.pass_rates import filter_by_rate, read_pass_rates
 from mmrl.registry import task_from_spec
@@ -81,7 +82,7 @@ def write_rejected(sources: Sequence[LoadedSource], path: Path) -> int:
             for s in sources for r in s.rejected]
     path.unlink(missing_ok=True)  # of an earlier start in the same folder
     if rows:
-        path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+        write_text(path, "".join(json.dumps(r) + "\n" for r in rows))
     return len(rows)
 
 
@@ -94,7 +95,7 @@ def skipped_report(sources: Sequence[LoadedSource]) -> list[dict[str, Any]]:
 
 def write_skipped(sources: Sequence[LoadedSource], path: Path) -> dict[str, int]:
     """Write `skipped_report` as JSON; returns the rows skipped by reason over all sources."""
-    path.write_text(json.dumps(skipped_report(sources), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json_line(skipped_report(sources), indent=1) + "\n")
     return dict(sorted(sum((Counter(s.skipped) for s in sources), Counter()).items()))
 
 

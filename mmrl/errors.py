@@ -11,7 +11,8 @@ from pathlib import Path
 
 __all__ = [
     "CacheError", "CheckpointError", "ConfigError", "DataError", "MediaError", "MMRLError", "MismatchError", "MissingExtraError",
-    "NonFiniteError", "RegistryError", "RewardError", "RolloutError", "WeightSyncError", "did_you_mean", "install_command",
+    "NonFiniteError", "RegistryError", "RewardError", "RolloutError", "StorageError",
+    "WeightSyncError", "did_you_mean", "install_command",
 ]
 
 
@@ -61,6 +62,10 @@ class CheckpointError(MMRLError, OSError):
 
 class CacheError(MMRLError, OSError):
     """The tensor cache cannot be used as asked: disk full, not writable, no cache there, or a build that needs itself."""
+
+
+class StorageError(MMRLError, OSError):
+    """A file of a run cannot be written: the disk is full, or the folder is read-only."""
 
 
 class NonFiniteError(MMRLError, ArithmeticError):

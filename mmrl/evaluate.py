@@ -12,7 +12,6 @@ without the video (mmrl.eval_views). With data.workers, media of the next sample
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import zlib
 from collections import defaultdict
@@ -27,6 +26,7 @@ from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
 from mmrl.eval_official import run_benchmarks
 from mmrl.eval_tables import ALWAYS, Group, group_of, measured_metrics, summarize, value_of
 from mmrl.eval_views import MODE, view_gaps
+from mmrl.files import json_line, write_text
 from mmrl.group_rewards import score_origin
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
@@ -153,7 +153,7 @@ def _evaluate_chunk(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: 
             rows += [_row(source, ScoreJob(key, sample, "", unseen), failure, order, mode, n)
                      for mode, count in modes for n in range(count)]
             continue
-        noise_key = (settings.seed, 5, zlib.crc32(f"{sample.source}/{sample.id}".encode()))
+        noise_key = (settings.seed, 5, zlib.crc32(f"{sample.source}/{sample.id}".encode("utf-8", "surrogatepass")))
         if settings.greedy:
             plain.append(_Asked(order, sample, "greedy", prompt, Request(prompt, 1, greedy=True)))
         if settings.samples:
@@ -233,11 +233,7 @@ def flat_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> None:
     """Write predictions.jsonl (and views.jsonl), then results.json: its existence means that the evaluation is complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "predictions.jsonl").open("w", encoding="utf-8") as file:
-        for row in evaluation.predictions:
-            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+    write_text(folder / "predictions.jsonl", "".join(json_line(row) + "\n" for row in evaluation.predictions))
     if evaluation.view_answers:
-        with (folder / "views.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in evaluation.view_answers)
+        write_text(folder / "views.jsonl", "".join(json_line(row) + "\n" for row in evaluation.view_answers))
     write_json(folder / "results.json", evaluation.results)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.files import check_text
 from mmrl.types import Completion, Group, RewardContext, Sample, Score, StopReason, Trajectory
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ class Demonstrations:
                 raise DataError(str(row))
 
     def _tokens(self, text: str) -> tuple[int, ...]:
-        """Token ids of a completion, ended by the model's end-of-turn token."""
+        """Token ids of a completion, ended by the model's end-of-turn token. Raises DataError for what is no text."""
+        check_text(text, "a demonstration")
         return (*self.policy.processor.tokenizer(text, add_special_tokens=False)["input_ids"], self.policy.eos_ids[0])
 
     def active(self, step: int) -> bool:
@@ -187,7 +189,12 @@ class Demonstrations:
                 return (), (f"demonstration: the task's gold answer failed: {type(error).__name__}: {error}"[:500],)
         usable: list[Completion] = []
         for number, one in enumerate(told):
-            ids, limit = self._tokens(one.text), self.config.rollout.max_new_tokens
+            limit = self.config.rollout.max_new_tokens
+            try:
+                ids = self._tokens(one.text)
+            except DataError as error:
+                skipped.append(str(error))
+                continue
             if len(ids) > limit:
                 skipped.append(f"demonstration {number}: expected at most rollout.max_new_tokens = {limit} tokens, found "
                                f"{len(ids)}")

@@ -20,6 +20,7 @@ from typing import Any
 from mmrl.config import merge
 from mmrl.coords import CoordFrame
 from mmrl.errors import DataError
+from mmrl.files import json_line, write_text
 from mmrl.registry import resolve_task, task_from_spec
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.trust import no_new_code, params_found
@@ -228,7 +229,4 @@ def _out_rows(rescored: Rescored) -> Iterable[dict[str, Any]]:
 
 def write_rescored(rescored: Rescored, path: Path) -> None:
     """Write the rows with their new `score` and the `old_score`; a broken line becomes {line, broken, text}."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        for row in _out_rows(rescored):
-            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+    write_text(path, "".join(json_line(row) + "\n" for row in _out_rows(rescored)))

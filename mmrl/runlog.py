@@ -12,7 +12,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import yaml
 
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError
+from mmrl.files import append, json_line, write_text, writing
 from mmrl.group_rewards import score_of
 from mmrl.operations.lock import RunLock
 from mmrl.operations.restart import resume_command_of
@@ -29,13 +30,12 @@ from mmrl.versions import versions
 
 __all__ = ["RunFolder", "rollout_rows", "write_json"]
 
+_RESERVE, _RESERVED = ".reserve", 65_536
+
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    """Write JSON atomically. Raises StorageError."""
+    write_text(path, json_line(value, indent=1) + "\n")
 
 
 def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_tokens: int,
@@ -77,7 +77,8 @@ class RunFolder:
         Raises ConfigError when another launch trains there, when it holds a run and neither resume nor overwrite was asked, or when
         that run is not the one that was there the first time.
         """
-        self.lock.acquire()
+        with writing(self.path):
+            self.lock.acquire()
         try:
             used = self.begun()
             self._replace = used and overwrite and not resume
@@ -108,12 +109,13 @@ class RunFolder:
               damaged: Mapping[int, str] | None = None) -> None:
         """Write config.yaml and run.json; only now, when model and data have loaded, a replaced run is removed. `damaged`: what was
         said of checkpoints that could not be resumed from, by step."""
-        if self._replace:
-            shutil.rmtree(self.path)
-            self._replace = False
-        self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "config.yaml").write_text(
-            yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+        with writing(self.path):
+            if self._replace:
+                shutil.rmtree(self.path)
+                self._replace = False
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / _RESERVE).write_bytes(bytes(_RESERVED))  # room for the last words, whatever the run fills
+        write_text(self.path / "config.yaml", yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False))
         info = {
             "name": self.config.name, "command": " ".join(sys.argv), "cwd": os.getcwd(),
             "started": datetime.now(timezone.utc).isoformat(),
@@ -124,19 +126,26 @@ class RunFolder:
             **({"damaged_checkpoints": {str(step): words for step, words in damaged.items()}} if damaged else {})}
         write_json(self.path / "run.json", info)
 
-    def finish(self, status: str, *, signal: str | None = None) -> None:
-        """Set the status in run.json (finished, interrupted, failed), and the signal that ended the run; unlock the folder."""
+    def finish(self, status: str, *, signal: str | None = None, error: BaseException | None = None) -> None:
+        """Set the status in run.json (finished, interrupted, failed), the signal that ended the run and the words of the error;
+        unlock the folder. Raises nothing: where run.json cannot be written, standard error says so."""
         file = self.path / "run.json"
-        if file.exists():  # else nothing was begun
-            info = json.loads(file.read_text(encoding="utf-8"))
-            write_json(file, {**info, "status": status, **({"signal": signal} if signal else {})})
-        self.lock.release()
+        try:
+            if file.exists():  # else nothing was begun
+                info = json.loads(file.read_text(encoding="utf-8"))
+                with suppress(OSError):
+                    (self.path / _RESERVE).unlink()
+                words = {"error": f"{type(error).__name__}: {error}"[:2000]} if error is not None else {}
+                write_json(file, {**info, "status": status, **({"signal": signal} if signal else {}), **words})
+        except (OSError, ValueError) as problem:
+            print(f"warning: {file} still says what it said before, the run's status is '{status}': {problem}", file=sys.stderr)
+        finally:
+            self.lock.release()
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows to a jsonl file of the run."""
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        """Append rows to a jsonl file of the run: all or none. Raises StorageError."""
+        (self.path / name).parent.mkdir(exist_ok=True)
+        append(self.path / name, [json_line(row) for row in rows])
 
     def rewind(self, step: int) -> None:
         """Forget everything after `step`: it will be written again, identically, by the resumed run."""
@@ -144,13 +153,12 @@ class RunFolder:
             file = self.path / name
             if file.exists():
                 lines = [line for line in file.read_text(encoding="utf-8").split("\n") if _step_of(line, step + 1) <= step]
-                partial = file.with_name(f".{name}.partial")
-                partial.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-                os.replace(partial, file)
+                write_text(file, "".join(line + "\n" for line in lines))
         for folder in (self.path / "eval", self.path / "rollouts"):
             for entry in folder.glob("step_*") if folder.is_dir() else ():
                 if int(entry.stem.removeprefix("step_")) > step:
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                    with writing(entry):
+                        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def _step_of(line: str, otherwise: int) -> int:

@@ -23,6 +23,7 @@ from mmrl.data import PromptStream, load_sources, prompt_stream
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
 from mmrl.engines.lockstep import agree, idle_item
 from mmrl.errors import DataError, MediaError
+from mmrl.files import check_text
 from mmrl.optim import build_optimizer
 from mmrl.policy.pack import PackItem, micro_batches, pack
 from mmrl.policy.policy import Policy
@@ -48,6 +49,7 @@ def context_for(policy: Policy, sample: Sample, task: Task, step: int = 1, total
 def gold_ids(policy: Policy, sample: Sample, task: Task) -> tuple[int, ...]:
     """Token ids of the gold answer, ended by the model's end-of-turn token."""
     text = task.gold(sample, context_for(policy, sample, task))
+    check_text(text, f"sample {sample.id}: its gold answer")
     ids = policy.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
     return (*ids, policy.eos_ids[0])
 
@@ -127,11 +129,12 @@ def _encoded(policy: Policy, drawn: Sequence[tuple[Sample, Task]], step: int,
         try:
             prompt = policy.encoder(sample, task)
             policy.encoder.visuals.lease(prompt.visuals, policy.tower())
+            answer = gold_ids(policy, sample, task)
         except (MediaError, DataError) as error:
             reason = f"{type(error).__name__}: {error}"
             failed.append((place, rank, {"step": step, "source": sample.source, "id": sample.id, "reason": reason}))
             continue
-        items.append(PackItem(prompt, (gold_ids(policy, sample, task),)))
+        items.append(PackItem(prompt, (answer,)))
     return items, failed
 
 

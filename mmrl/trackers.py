@@ -8,6 +8,7 @@ from typing import Any
 
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError, MissingExtraError, install_command
+from mmrl.files import optional, printable
 
 __all__ = ["Trackers", "import_trackers"]
 
@@ -38,7 +39,8 @@ class Trackers:
         self._wandb: Any = None
         modules = import_trackers(config) if enabled else {}
         if "tensorboard" in modules:
-            self._writer = modules["tensorboard"].SummaryWriter(str(folder / "tensorboard"))
+            with optional("the log for TensorBoard"):
+                self._writer = modules["tensorboard"].SummaryWriter(str(folder / "tensorboard"))
         if "wandb" in modules:
             try:
                 self._wandb = modules["wandb"].init(name=config.name, dir=str(folder), config=config.model_dump(mode="json"))
@@ -48,16 +50,20 @@ class Trackers:
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Send every number of a step's row."""
-        numbers = {k: v for k, v in row.items() if k != "step" and isinstance(v, (int, float))}
+        numbers = {printable(k): v for k, v in row.items() if k != "step" and isinstance(v, (int, float))}
         if self._writer is not None:
-            for name, value in numbers.items():
-                self._writer.add_scalar(name, value, step)
+            with optional("the log for TensorBoard"):
+                for name, value in numbers.items():
+                    self._writer.add_scalar(name, value, step)
         if self._wandb is not None:
-            self._wandb.log(numbers, step=step)
+            with optional("the log for Weights & Biases"):
+                self._wandb.log(numbers, step=step)
 
     def close(self) -> None:
         """Flush and end."""
         if self._writer is not None:
-            self._writer.close()
+            with optional("the log for TensorBoard"):
+                self._writer.close()
         if self._wandb is not None:
-            self._wandb.finish()
+            with optional("the log for Weights & Biases"):
+                self._wandb.finish()

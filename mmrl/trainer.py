@@ -27,6 +27,7 @@ from mmrl.data import load_sources, prompt_stream, write_rejected, write_skipped
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine, train_engine_name
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError, WeightSyncError
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
+from mmrl.files import optional
 from mmrl.group_rewards import check_filter_key
 from mmrl.identity import check_identity, extension_notes, run_identity
 from mmrl.media_record import MediaRecord, restore_media
@@ -178,6 +179,7 @@ class Trainer:
             self._restore()
             trackers: Trackers | None = None
             status, signal = "failed", None
+            failure: Exception | None = None
             try:
                 trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
                 row = self._loop(trackers)
@@ -185,9 +187,12 @@ class Trainer:
             except KeyboardInterrupt as stop:
                 status, signal = "interrupted", getattr(stop, "signal", "SIGINT")
                 raise
+            except Exception as error:
+                failure = error
+                raise
             finally:
                 if self.world.is_main:
-                    self.folder.finish(status, signal=signal)
+                    self.folder.finish(status, signal=signal, error=failure)
                 if trackers is not None:
                     trackers.close()
         self.on_event("end", {"row": row, "folder": self.folder.path})
@@ -315,8 +320,9 @@ class Trainer:
         """Busy and idle shares of the step; its timeline is written when one is due."""
         every, folder = self.config.schedule.timeline, self.folder.path / "timeline"
         if every and (step % every == 0 or step == 1) and self.world.is_main:
-            self.timeline.write_step(folder, step)
-            self.timeline.write_chrome_trace(folder / "trace.json")
+            with optional("the timeline"):
+                self.timeline.write_step(folder, step)
+                self.timeline.write_chrome_trace(folder / "trace.json")
         return self.timeline.metrics(step)
 
     def _update(self, step: int, groups: list[Any]) -> UpdateResult:
@@ -359,7 +365,6 @@ class Trainer:
             self.folder.append("metrics.jsonl", [row])
             self.folder.append("failures.jsonl", failures)
             self._raise_alarms(alarms)
-            (self.folder.path / "rollouts").mkdir(exist_ok=True)
             self._log_rollouts(step)
             trackers.log(step, row)
             self.on_event("step", row)

@@ -1,8 +1,6 @@
 """`mmrl cache build`: put the media of a run into its tensor cache before it starts. May be stopped and started again."""
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +16,7 @@ from rich.table import Table
 
 from mmrl.config import RunConfig, effective_threads, load_config
 from mmrl.errors import CacheError, ConfigError, MediaError, MMRLError
+from mmrl.files import json_line, write_text
 
 if TYPE_CHECKING:
     from mmrl.data import LoadedSource
@@ -172,9 +171,7 @@ def _write_failures(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
         path.unlink(missing_ok=True)
         return
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, "".join(json_line(row) + "\n" for row in rows))
 
 
 def _report(builder: _Builder, folder: Path) -> None:

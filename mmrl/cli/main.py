@@ -7,6 +7,8 @@ ended exits with 128 + its number: 143 for SIGTERM, 130 for Ctrl-C.
 """
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ import typer
 
 from mmrl.cli.serve_options import TrustCode, serve
 from mmrl.errors import ConfigError, MMRLError
+from mmrl.files import storage_error
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
                   help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.")
@@ -40,6 +43,7 @@ app.add_typer(tasks_app, name="tasks")
 cache_app = typer.Typer(no_args_is_help=True, help="Fill and look after a folder of cached visual tensors.")
 app.add_typer(cache_app, name="cache")
 
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)  # no defect of ours: told as an error
 Overrides = Annotated[list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
 ConfigFile = Annotated[Path, typer.Argument(help="configuration file (see configs/)")]
 PresetName = Annotated[str | None, typer.Option("--preset", help="settings that fit a GPU, laid over the file: gpu_24g, gpu_48g, "
@@ -288,13 +292,16 @@ def main() -> None:
     """Entry point of the console command."""
     from mmrl.startup import check_shadowing
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what UTF-8 (or this terminal) cannot show ends no command
     try:
         check_shadowing()
         app()
-    except MMRLError as error:
-        if os.environ.get("MMRL_TRACEBACK"):
+    except (MMRLError, OSError) as error:
+        if os.environ.get("MMRL_TRACEBACK") or not (isinstance(error, MMRLError) or error.errno in _STORAGE):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        told = error if isinstance(error, MMRLError) else storage_error(error.filename or "a file", error)
+        print(f"error: {told}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("interrupted; continue with --resume", file=sys.stderr)

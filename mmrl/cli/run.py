@@ -20,6 +20,7 @@ from mmrl.cli.display import Display, Part, step_parts
 from mmrl.config import RunConfig, effective_threads, load_config
 from mmrl.diagnosis import trained
 from mmrl.errors import MMRLError
+from mmrl.files import optional
 from mmrl.operations.restart import resume_command_of
 from mmrl.presets import read_preset
 
@@ -75,12 +76,13 @@ def train_command(config: Path, overrides: list[str], *, resume: bool | Literal[
             trainer.fit()
     except (MMRLError, SystemExit):
         if told.steps and trainer is not None and trainer.world.is_main:
-            typer.echo(f"report: {build_report(trainer.folder.path)}")
+            with optional("the report"):
+                typer.echo(f"report: {build_report(trainer.folder.path)}")
         raise
     if trainer.world.is_main:
-        page = build_report(trainer.folder.path)
         results_table(trainer.folder.path)
-        typer.echo(f"report: {page}")
+        with optional("the report"):
+            typer.echo(f"report: {build_report(trainer.folder.path)}")
     trainer.world.close()
     return trainer.folder.path
 

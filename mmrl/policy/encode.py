@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmrl.errors import ConfigError, DataError
+from mmrl.files import check_text
 from mmrl.task import Task, Template
 from mmrl.types import ImageSize, Sample, VideoSize
 
@@ -208,6 +209,7 @@ class Encoder:
         return re.sub("|".join(map(re.escape, tokens)), placeholder, text), ordered
 
     def _tokens(self, sample: Sample, text: str, visuals: Sequence[Any]) -> Prompt:
+        check_text(text, f"sample {sample.id}")
         text, visuals = self._expand(text, visuals)
         ids_1P = self.processor.tokenizer([text], return_tensors="pt")["input_ids"]
         kinds_1P = torch.zeros_like(ids_1P)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
+from mmrl.files import printable, write_text
 from mmrl.report.charts import smoothing_note
 from mmrl.report.compare import comparison_body
 from mmrl.report.contrast import configured_view, contrast_curves, contrast_names, view_name
@@ -50,9 +50,7 @@ def page(title: str, body: str) -> str:
 
 def write_page(path: Path, text: str) -> Path:
     """Write the file whole or not at all; returns `path`."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, printable(text))
     return path
 
 

@@ -186,7 +186,7 @@ def _frame(caption: str, drawing: str, x: _Axis, y: _Axis, label: Callable[[floa
     names = "".join(f'<span style="top:{100 * (1 - y.at(t)):.2f}%">{esc(label(t))}</span>' for t in y_ticks)
     x_ticks = [t for t in nice_ticks(x.low, x.high, 5) if x_unit != "step" or float(t).is_integer()]
     steps = "".join(f'<span style="left:{100 * x.at(t):.2f}%">{short(t)}</span>' for t in x_ticks)
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     widest = max((len(label(t)) for t in y_ticks), default=1)
     return (f'<figure class="chart" tabindex="0" aria-label="{esc(about)}">{caption}'
             f'<div class="plot" style="--gutter:{max(widest + 1, 5)}ch"><div class="ylab" aria-hidden="true">{names}'
