@@ -35,6 +35,7 @@ __all__ = ["BEAT_S", "STALE_S", "RunLock"]
 
 BEAT_S = 15.0
 STALE_S = 180.0
+_HELD: set[str] = set()  # tokens of the locks that this process holds
 _GONE_S = 1.0  # a launch that looks at the lock may have it under another name for a moment
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}  # of os.link, on file systems without hard links
 
@@ -101,12 +102,15 @@ class RunLock:
             if not _create(self.path, {**_identity(), "token": token}):
                 return False
             self._token = token
+            _HELD.add(token)
         stop = threading.Event()
         threading.Thread(target=_beat, args=(self.path, token, self.beat_s, stop), name="mmrl-run-lock", daemon=True).start()
         self._end = weakref.finalize(self, _release, self.path, token, stop)  # also runs at the end of the process
         return True
 
     def _stale(self, holder: dict[str, Any]) -> bool:
+        if _mine(holder):  # let go, on a disk that was read-only at that moment
+            return holder.get("token") not in _HELD
         if _same(holder, "host", "boot", "namespace"):
             return not _alive(holder)
         return _age(self.path) > self.stale_s
@@ -266,6 +270,7 @@ def _beat(path: Path, token: str, every_s: float, stop: threading.Event) -> None
 
 def _release(path: Path, token: str, stop: threading.Event) -> None:
     stop.set()
+    _HELD.discard(token)
     with suppress(OSError), _guard(path):
         if (_read(path) or {}).get("token") == token:
             os.unlink(path)
