@@ -12,6 +12,7 @@ import hmac
 import json
 import logging
 import socket
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -48,6 +49,7 @@ __all__ = ["Door", "bind", "serve"]
 
 _POLL_S = 0.25  # how often a waiting request looks whether its client is still there
 _UNREAD = (408, 411, 413, 503)  # answers that may leave a body unread: the connection is closed after them
+_SWITCH_S = 0.0005  # a busy connection keeps the engine from Python so long, after each of a step's many calls; default 5 ms
 _MOST_HEAD = 64 << 10  # bytes of a request's head
 _log = logging.getLogger("mmrl.serve")
 
@@ -118,12 +120,13 @@ class _Exchange:
         self.answer.prompt_tokens = event.prompt_tokens
 
     async def _prepared(self, body: bytearray) -> Reading:
-        reading = await self.door.readers.read(body, self._folder)
+        client = self._request.client.host if self._request.client is not None else ""
+        reading = await self.door.readers.read(body, self._folder, client)
         if reading.prompt is None:
             assert self.door.fetcher is not None, "a reader refuses addresses where none is fetched"
             missing = [media for media, path in zip(reading.asked.media, reading.paths, strict=True) if path is None]
             fetched = iter(await self.door.fetcher.files(missing, Path(self._folder), self._hold))
-            reading = await self.door.readers.encode(reading, [path or next(fetched) for path in reading.paths])
+            reading = await self.door.readers.encode(reading, [path or next(fetched) for path in reading.paths], client)
         return reading
 
     async def _while_there(self, work: Coroutine[Any, Any, Reading]) -> Reading:
@@ -365,6 +368,7 @@ def serve(door: Door, sock: socket.socket, *, grace_s: float, ready: Callable[[]
     config = uvicorn.Config(application(door), log_level="warning", access_log=False, lifespan="off", server_header=False,
                             timeout_graceful_shutdown=5, h11_max_incomplete_event_size=_MOST_HEAD, http=guarded(door.limits),
                             ws="none", proxy_headers=False)
+    sys.setswitchinterval(_SWITCH_S)
     door.engine.start()
     try:
         door.readers.start()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from mmrl.serve.text import StopTexts, TextStream
 
 __all__ = ["Accepted", "Event", "Failed", "Job", "ServingEngine"]
 
+_SHORT_PROMPT, _SHORT_ANSWERS = 1024, 256  # tokens; a request within both is short
+_PATIENCE_S = 10.0  # that a long request lets short ones overtake while no long one is being answered
+_PREFILL = 8192  # tokens of long prompts that are read between two steps, one prompt at least
 _log = logging.getLogger("mmrl.serve")
 
 
@@ -56,6 +60,18 @@ class Job:
     give: Callable[[Event], None]
     cancelled: bool = False
     rows: deque[Row] = field(default_factory=deque)  # not yet being decoded
+    since: float = field(default_factory=time.monotonic)
+    short: bool = False  # a question of little work, whatever waits before it
+
+
+@dataclass
+class _Joining:
+    """Rows that are about to join the batch: prompts with theirs, and of each row its prompt's length and its limit."""
+
+    groups: list[tuple[Prompt, list[Row]]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    limits: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
 
 
 class ServingEngine:
@@ -149,6 +165,7 @@ class ServingEngine:
         stops = StopTexts(s.stop)
         job.rows.extend(Row(n, s, limit, key, job.give, lambda: not job.cancelled,
                             TextStream(self.policy.processor.tokenizer, stops)) for n in range(s.n))
+        job.short = job.prompt.length <= _SHORT_PROMPT and s.n * limit <= _SHORT_ANSWERS
         self.counts["prompt_tokens"] += job.prompt.length
         job.give(Accepted(job.prompt.length))
         self._waiting.append(job)
@@ -167,28 +184,42 @@ class ServingEngine:
         self._batch.drop_unwanted()
 
     def _admit(self) -> None:
-        """Let waiting choices join, first come first served, as far as the cache budget allows; one may always."""
-        groups: list[tuple[Prompt, list[Row]]] = []
-        lengths: list[int] = []
-        limits: list[int] = []
-        while self._waiting:
-            job = self._waiting[0]
-            while job.rows:
-                lengths.append(job.prompt.length)
-                limits.append(job.rows[0].limit)
-                if self._batch.slots(lengths, limits) > self.batch_tokens and (self._batch.alive or len(lengths) > 1):
+        """Let waiting choices join, first come first served, as far as the cache budget allows; one may always.
+
+        Short requests do not wait behind long ones: these leave room for one more row, and read few prompts between two steps.
+        Nor do long ones wait for ever: while none is being answered and one has waited long, no short one joins.
+        """
+        joining = _Joining()
+        starved = any(not job.short and job.since < time.monotonic() - _PATIENCE_S for job in self._waiting)
+        only_long = starved and all(job.short for job in self._live.values())
+        for kind in (False,) if only_long else (True, False):
+            for job in [job for job in self._waiting if job.short == kind]:
+                if not self._joined(job, joining):
                     break
-                if not groups or groups[-1][0].fingerprint != job.prompt.fingerprint:
-                    groups.append((job.prompt, []))
-                row = job.rows.popleft()
-                groups[-1][1].append(row)
-                self._live[row] = job
-            if job.rows:
-                break
-            self._waiting.popleft()
-        if groups:
-            self.counts["prefills"] += len(groups)
-            self._batch.join([prompt for prompt, _ in groups], [rows for _, rows in groups])
+        self._waiting = deque(job for job in self._waiting if job.rows)
+        if joining.groups:
+            self.counts["prefills"] += len(joining.groups)
+            self._batch.join([prompt for prompt, _ in joining.groups], [rows for _, rows in joining.groups])
+
+    def _joined(self, job: Job, joining: _Joining) -> bool:
+        """Whether all rows of `job` are among those that join now."""
+        spare = [] if job.short else [0]  # a row that a short request may take
+        new = not joining.groups or joining.groups[-1][0].fingerprint != job.prompt.fingerprint
+        if new and not job.short and joining.prompt_tokens and joining.prompt_tokens + job.prompt.length > _PREFILL:
+            return False
+        while job.rows:
+            lengths, limits = [*joining.lengths, job.prompt.length], [*joining.limits, job.rows[0].limit]
+            slots = self._batch.slots([*lengths, *spare], [*limits, *spare])
+            if slots > self.batch_tokens and (self._batch.alive or joining.lengths):
+                return False
+            if not joining.groups or joining.groups[-1][0].fingerprint != job.prompt.fingerprint:
+                joining.groups.append((job.prompt, []))
+                joining.prompt_tokens += job.prompt.length
+            joining.lengths, joining.limits = lengths, limits
+            row = job.rows.popleft()
+            joining.groups[-1][1].append(row)
+            self._live[row] = job
+        return True
 
 
 def _words(error: Exception) -> str:

@@ -25,6 +25,8 @@ _FREE = 256 << 10  # bytes of each body that do not count: small requests go on 
 _DRAIN = 4  # bodies that are too large are read up to so many times the limit, so that the client gets to read the refusal
 _AFTER_BODY_S = 5.0  # the application answers a late body with words; what it did not read is ended here, later
 _BUSY = (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\nretry-after: 5\r\n\r\n")
+_MOST_HEAD = 64 << 10  # bytes of a request's head
+_CHUNKED = b"HTTP/1.1 411 Length Required\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -59,13 +61,14 @@ class Hold:
 
 async def body_of(request: Request, limits: Limits, hold: Hold) -> bytearray:
     """The body. Raises RequestError: 413 beyond the limit, 408 when it takes too long, 411 without a length, 503 without room."""
-    if "content-length" not in request.headers:  # pieces of one byte would cost the server far more than whoever sends them
-        raise RequestError("expected a request with Content-Length, found none or one in chunks; send its length", status=411,
+    if "content-length" not in request.headers:
+        raise RequestError("expected a request with Content-Length, found none; send its length", status=411,
                            code="length_required")
     data, seen, limit = bytearray(), 0, limits.body_bytes
-    too_large = int(request.headers["content-length"]) > limit
+    declared = int(request.headers["content-length"])
+    too_large = declared > limit
     ends, stream = time.monotonic() + limits.body_s, request.stream()
-    while True:
+    while declared <= _DRAIN * limit:
         try:
             chunk = await asyncio.wait_for(anext(stream), ends - time.monotonic())
         except StopAsyncIteration:
@@ -86,6 +89,20 @@ async def body_of(request: Request, limits: Limits, hold: Hold) -> bytearray:
     return data
 
 
+class _Unchunked(h11.Connection):
+    """Ends with the head of a request in chunks: thousands of one byte, all parsed before anything else, would hold up the rest."""
+
+    chunked = False
+
+    def next_event(self) -> Any:
+        """The next event. Raises RemoteProtocolError for a request in chunks."""
+        event = super().next_event()
+        if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
+            self.chunked = True
+            raise h11.RemoteProtocolError("no chunks", error_status_hint=411)
+        return event
+
+
 def guarded(limits: Limits) -> type[H11Protocol]:
     """uvicorn's own HTTP protocol with these bounds on a connection."""
 
@@ -97,6 +114,7 @@ def guarded(limits: Limits) -> type[H11Protocol]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._timers: dict[str, asyncio.TimerHandle] = {}
+            self.conn = _Unchunked(h11.SERVER, self.config.h11_max_incomplete_event_size or _MOST_HEAD)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -121,6 +139,13 @@ def guarded(limits: Limits) -> type[H11Protocol]:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             self._look(came=bool(self.conn.trailing_data[0]))
+
+        def send_400_response(self, msg: str) -> None:
+            if isinstance(self.conn, _Unchunked) and self.conn.chunked:
+                self.transport.write(_CHUNKED)
+                self.transport.close()
+            else:
+                super().send_400_response(msg)
 
         def pause_writing(self) -> None:
             super().pause_writing()

@@ -14,7 +14,7 @@ import logging
 import multiprocessing
 import pickle
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
@@ -30,7 +30,7 @@ __all__ = ["Readers", "warm_up"]
 
 _START_S = 300.0  # for a process to come up: it imports torch, unless the fork server has
 _SMALL_S = 5.0  # for a small request; one that takes longer was not small, and goes to the others
-_NICENESS = 10
+_NICENESS = 19
 _log = logging.getLogger("mmrl.serve")
 
 
@@ -51,10 +51,35 @@ class _Job:
 
     message: bytes
     body: bytes | bytearray | None
-    small: bool
+    client: str
     limit_s: float
     give: Callable[[Any], None]
     dropped: bool = False
+
+
+class _Turns:
+    """Jobs in turns by client: one who asks much waits for himself."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, deque[_Job]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._jobs.values()))
+
+    def put(self, job: _Job) -> None:
+        """Behind the jobs of the same client."""
+        self._jobs.setdefault(job.client, deque()).append(job)
+
+    def take(self) -> _Job | None:
+        """The next client's first job that someone still waits for; None without."""
+        while self._jobs:
+            client, jobs = self._jobs.popitem(last=False)
+            job = jobs.popleft()
+            if jobs:
+                self._jobs[client] = jobs  # at the end
+            if not job.dropped:
+                return job
+        return None
 
 
 class _TimeUp(RequestError):
@@ -67,8 +92,7 @@ class Readers:
     def __init__(self, recipe: Recipe, limits: Limits) -> None:
         self._recipe, self._limits = recipe, limits
         self._changed = threading.Condition()
-        self._small: deque[_Job] = deque()
-        self._large: deque[_Job] = deque()
+        self._small, self._large = _Turns(), _Turns()
         self._closing = False
         self._places = [_Place(self, small_only=n == 0 and limits.workers > 1) for n in range(limits.workers)]
 
@@ -96,23 +120,24 @@ class Readers:
         """Requests that no process has taken yet."""
         return len(self._small) + len(self._large)
 
-    async def read(self, body: bytes | bytearray, folder: str) -> Reading:
-        """The request in `body`, with its prompt unless media have to be fetched. Raises RequestError."""
+    async def read(self, body: bytes | bytearray, folder: str, client: str = "") -> Reading:
+        """The request in `body`, with its prompt unless media have to be fetched; clients (addresses) take turns. Raises
+        RequestError."""
         if len(body) > SMALL_BODY:
-            return await self._ask(ReadBody(folder, small=False), body, small=False)
+            return await self._ask(ReadBody(folder, small=False), body, client, small=False)
         try:
-            reading = await self._ask(ReadBody(folder, small=True), body, small=True)
+            reading = await self._ask(ReadBody(folder, small=True), body, client, small=True)
         except _TimeUp:
-            return await self._ask(ReadBody(folder, small=False), body, small=False)
+            return await self._ask(ReadBody(folder, small=False), body, client, small=False)
         if reading.prompt is None and None not in reading.paths:
-            return await self._ask(Encode(reading), None, small=False)
+            return await self._ask(Encode(reading), None, client, small=False)
         return reading
 
-    async def encode(self, reading: Reading, paths: Sequence[str]) -> Reading:
+    async def encode(self, reading: Reading, paths: Sequence[str], client: str = "") -> Reading:
         """The same with its prompt, all media being files. Raises RequestError."""
-        return await self._ask(Encode(replace(reading, paths=tuple(paths))), None, small=False)
+        return await self._ask(Encode(replace(reading, paths=tuple(paths))), None, client, small=False)
 
-    async def _ask(self, job: ReadBody | Encode, body: bytes | bytearray | None, *, small: bool) -> Reading:
+    async def _ask(self, job: ReadBody | Encode, body: bytes | bytearray | None, client: str, *, small: bool) -> Reading:
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Any] = loop.create_future()
 
@@ -125,11 +150,11 @@ class Readers:
                 loop.call_soon_threadsafe(settle, answer)
 
         limit_s = min(_SMALL_S, self._limits.prepare_s) if small else self._limits.prepare_s
-        asked = _Job(pickle.dumps(job), body, small, limit_s, give)
+        asked = _Job(pickle.dumps(job), body, client, limit_s, give)
         with self._changed:
             if self._closing:
                 raise RequestError("the server is shutting down; ask again later", status=503)
-            (self._small if small else self._large).append(asked)
+            (self._small if small else self._large).put(asked)
             self._changed.notify_all()
         try:
             answer = await answered
@@ -146,9 +171,8 @@ class Readers:
         with self._changed:
             while True:
                 for queue in queues:
-                    while queue:
-                        if not (job := queue.popleft()).dropped:
-                            return job
+                    if (job := queue.take()) is not None:
+                        return job
                 if self._closing:
                     return None
                 self._changed.wait()

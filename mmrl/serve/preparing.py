@@ -33,7 +33,7 @@ from mmrl.types import Sample
 
 __all__ = ["Encode", "ReadBody", "Reading", "Recipe", "SMALL_BODY", "build", "run"]
 
-SMALL_BODY = 1 << 20  # bytes of a request, and of the files it names, that may be small
+SMALL_BODY = 256 << 10  # bytes of a request, and of the files it names, that may be small
 _SMALL_TEXT = 1 << 16
 _SMALL_PIXELS = 4 << 20
 _CACHE_GIB = 0.25  # of pixels that are asked about again
