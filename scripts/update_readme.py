@@ -261,6 +261,9 @@ def schedule(found: dict[str, Any]) -> str:
         lines.append(f"| {':'.join(f'{x:g}' for x in row['ratio'])}, {row['groups']} groups | "
                      f"{' | '.join(format(s[name]['of_serial'], '.2f') for name in names)} | "
                      f"{s['pipelined_4']['bound']:.2f} | {s['pipelined_4']['share']:.0%} |")
+    machine = found["machine"]
+    if machine["load_1min"] > machine["cores"]:
+        lines += ["", f"Measured on {machine['cores']} cores beside other work (load {machine['load_1min']:.0f})."]
     return "\n".join(lines)
 
 
