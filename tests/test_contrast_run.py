@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.config import RunConfig, load_config
+from mmrl.config import ADVANTAGE_SCALES, RunConfig, load_config
 from mmrl.errors import ConfigError
-from mmrl.group_rewards import accuracies, contrast_bonuses, group_outcome, training_parts, training_rewards
+from mmrl.group_rewards import accuracies, contrast_bonuses, contrast_settings, group_outcome, training_parts, training_rewards
 from mmrl.trainer import Trainer
 from mmrl.types import Completion, Group, Score, StopReason, Trajectory
 from mmrl.views import VIEWS, changed_prompt, shuffled_order
@@ -114,6 +114,11 @@ def closed(rewards: list[float], changed: list[float] | None, broken: int = 0) -
 
 def rule(**algorithm: Any) -> RunConfig:
     return RunConfig.model_validate({"algorithm": {"contrast": {"kind": "shuffle"}, **algorithm}})
+
+
+def test_which_scales_are_shared_by_several_groups() -> None:
+    pooled = {scale: contrast_settings(rule(advantage_scale=scale)).pooled for scale in ADVANTAGE_SCALES["grpo"]}
+    assert {scale for scale, is_so in pooled.items() if is_so} == {"ema", "batch_rewards"}
 
 
 def test_a_solved_prompt_is_let_go_with_or_without_contrast() -> None:

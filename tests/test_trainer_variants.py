@@ -88,6 +88,7 @@ def test_killed_and_resumed_every_variant_equals_the_uninterrupted_run(name: str
     assert all((value == final[n]).all() for n, value in weights_of(resumed.checkpoints.path(4)))
     states = [json.loads((t.checkpoints.path(4) / "trainer" / "state.json").read_text()) for t in (whole, resumed)]
     assert states[0]["schedule"] == states[1]["schedule"] and states[0]["credit"] == states[1]["credit"]
+    assert states[0]["entropy"] == states[1]["entropy"]
     EXTRA[name](rows, states[0], whole)
 
 
