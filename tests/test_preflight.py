@@ -16,6 +16,7 @@ from mmrl.errors import ConfigError, MissingExtraError, install_command
 from mmrl.preflight import best_metric, check_model_folder, measured_by
 from mmrl.trainer import Trainer
 from tests.engine_kit import ALBUM, REPO, album_data, config_file, picture, read_jsonl, small_run, tiny_folder
+from tests.robot_kit import config_of, saved_vla
 
 
 @pytest.fixture
@@ -169,6 +170,17 @@ def test_the_estimate_of_memory_is_said_after_what_is_wrong(tmp_path: Path, data
         train_command(Path(config_file(tmp_path / "a.yaml", tree)), [], resume=False, overwrite=False, quiet=False)
     assert "GiB" not in "".join(capfd.readouterr())
     assert not (tmp_path / "runs" / "run").exists()
+
+
+@pytest.mark.parametrize(("samples", "chosen"), [(2, "sampled/success_once"), (0, "greedy/success_once")])
+def test_robots_are_judged_by_their_success(samples: int, chosen: str, tmp_path: Path) -> None:
+    from robotics.trainer import EmbodiedTrainer
+
+    model = saved_vla(tmp_path)
+    config = config_of(model, f"dir={tmp_path}", f"eval.samples={samples}", "eval.best_metric=null")
+    assert EmbodiedTrainer(config).best_metric == chosen
+    with pytest.raises(ConfigError, match=r"success_once.*found 'greedy/succes'.*Did you mean 'greedy/success_once'"):
+        EmbodiedTrainer(config_of(model, f"dir={tmp_path}", "eval.best_metric=greedy/succes"))
 
 
 def test_no_message_names_the_distribution_of_somebody_else() -> None:
