@@ -41,6 +41,7 @@ FLAGS = ("--disable-gpu", "--disable-background-networking", "--disable-componen
          "--force-color-profile=srgb", "--force-device-scale-factor=1")
 _LEAST_SIDE = 6  # pixels; smaller elements are no targets
 _TRIES = 10
+_CAPTURES, _CAPTURE_MS, _WAIT_MS = 5, 60_000, 250  # attempts at a screenshot, how long each may take, the first pause
 # Box, name and kind of every named element that a person sees: three quarters of it on the screen, its middle and at least
 # three of five probes not covered by anything else, its text not cut off.
 _TARGETS = """() => [...document.querySelectorAll("[data-say]")].map((e) => {
@@ -166,6 +167,23 @@ def _check(count: int, width: int, height: int, style: str, looks: tuple[str, ..
         raise ConfigError(f"expected at least one look, found none; choose from {', '.join(LOOKS)}")
 
 
+def _capture(page: Any, path: Path) -> None:
+    """The page's picture in `path`. A busy machine's compositor may have no frame to give ("Unable to capture screenshot"): waited
+    for, longer each time. Raises ConfigError when the browser gives none."""
+    from playwright.sync_api import Error
+
+    for attempt in range(_CAPTURES):
+        try:
+            page.screenshot(path=path, timeout=_CAPTURE_MS)
+            return
+        except Error as err:
+            if attempt + 1 == _CAPTURES or page.is_closed():
+                raise ConfigError(f"expected Chromium to give a picture of a page of {page.viewport_size}, found "
+                                  f"{' '.join(str(err).split())[:200]} ({attempt + 1} attempts): the machine is short of memory or "
+                                  "very busy; make fewer pages at a time, or take another browser with --chromium PATH") from err
+            page.wait_for_timeout(_WAIT_MS * 2**attempt)
+
+
 def make_pages(out_dir: str | os.PathLike[str], count: int, seed: int = 0, width: int = 1280, height: int = 800,
                style: str = "full", looks: tuple[str, ...] = LOOKS, per_page: int = 3, chromium: str | None = None) -> str:
     """Render `count` pages into `out_dir` (looks in turn, up to `per_page` questions each) and return `out_dir`.
@@ -185,7 +203,7 @@ def make_pages(out_dir: str | os.PathLike[str], count: int, seed: int = 0, width
             for index in range(place, count, len(looks)):
                 name = f"{look}_{style}_{seed}_{index:06d}.png"
                 questions = _render(page, look, style, (seed, look, index), size, 1 if style == "simple" else per_page)
-                page.screenshot(path=folder / "screenspot_imgs" / name)
+                _capture(page, folder / "screenspot_imgs" / name)
                 for target in questions:
                     x1, y1, x2, y2 = target["box"]
                     rows.append({"img_filename": name, "bbox": [x1, y1, x2 - x1, y2 - y1], "instruction": target["say"],

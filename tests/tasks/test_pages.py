@@ -18,7 +18,19 @@ from PIL import Image
 
 from mmrl.errors import ConfigError
 from tasks.page_parts import page_html
-from tasks.pages import LOOKS, _pick, _render, _targets, browser_page, find_chromium, main, make_pages, simple_html
+from tasks.pages import (
+    _CAPTURES,
+    LOOKS,
+    _capture,
+    _pick,
+    _render,
+    _targets,
+    browser_page,
+    find_chromium,
+    main,
+    make_pages,
+    simple_html,
+)
 from tasks.scenes import COLORS
 
 render = pytest.mark.render("chromium")
@@ -230,3 +242,40 @@ def test_the_gui_recipe_trains_on_rendered_pages(simple: Path, tmp_path: Path) -
         assert json.loads((tmp_path / name / "run.json").read_text())["status"] == "finished"
         assert {row["source"] for row in read_jsonl(tmp_path / name / "eval" / "step_000002" / "predictions.jsonl")} == {
             "ScreenSpot/web"}
+
+
+class Busy:
+    """A real page whose browser has no frame to give the first `failures` times, as under load."""
+
+    def __init__(self, page: Any, failures: int) -> None:
+        self.page, self.failures, self.asked = page, failures, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.page, name)
+
+    def wait_for_timeout(self, ms: float) -> None:
+        assert ms <= 250 * 2**_CAPTURES
+
+    def screenshot(self, **options: Any) -> None:
+        from playwright.sync_api import Error
+
+        self.asked += 1
+        if self.asked <= self.failures:
+            raise Error("Page.screenshot: Protocol error (Page.captureScreenshot): Unable to capture screenshot")
+        self.page.screenshot(**options)
+
+
+@render
+def test_a_browser_without_a_frame_is_asked_again_but_not_for_ever(tmp_path: Path) -> None:
+    with browser_page() as page:
+        page.set_content("<p>hello</p>")
+        late = Busy(page, _CAPTURES - 1)
+        _capture(late, tmp_path / "late.png")
+        assert Image.open(tmp_path / "late.png").size[0] > 0 and late.asked == _CAPTURES
+        never = Busy(page, 10**6)
+        with pytest.raises(ConfigError, match=rf"Unable to capture screenshot \({_CAPTURES} attempts\).*fewer pages at a time"):
+            _capture(never, tmp_path / "never.png")
+        assert never.asked == _CAPTURES and not (tmp_path / "never.png").exists()
+        page.close()
+        with pytest.raises(ConfigError, match=r"\(1 attempts\)"):
+            _capture(page, tmp_path / "closed.png")
