@@ -21,6 +21,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from mmrl.cli.main import main
 from mmrl.config import load_config
+from mmrl.operations.leaving import run_and_leave
 from mmrl.trainer import Trainer
 
 __all__ = ["copied", "cut", "forget_plugin", "train"]
@@ -68,9 +69,13 @@ def work(jobs: Path) -> None:
         jobs.with_name(f"{jobs.name}.{os.environ['RANK']}").write_text(json.dumps(returned), encoding="utf-8")
 
 
-if __name__ == "__main__":
+def whole() -> None:
     work(Path(sys.argv[1]))
     if len(sys.argv) > 2:
         sys.argv[1:] = sys.argv[2:]
         main()
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_and_leave(whole)

@@ -21,6 +21,7 @@ from mmrl.cli.run import run_config, sft_command
 from mmrl.config import RunConfig
 from mmrl.engines import accelerator_options
 from mmrl.errors import MMRLError
+from mmrl.operations.leaving import run_and_leave
 from mmrl.policy.loading import load_policy
 from mmrl.sft import run_sft
 from mmrl.world import World
@@ -54,10 +55,14 @@ def fine_tune(config: str, overrides: list[str], out: str) -> dict[str, Any]:
     return {"rows": rows, "last": {k: v for k, v in last.items() if k != "seconds"}}
 
 
-if __name__ == "__main__":
+def whole() -> None:
     *plan, command = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     for job in plan:
         found = fine_tune(**job)
         Path(f"{job['out']}.{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
     sft_command(Path(command["config"]), command["overrides"], Path(command["out"]), quiet=False)
     assert not torch.distributed.is_initialized(), "the command leaves the process group"
+
+
+if __name__ == "__main__":
+    run_and_leave(whole)

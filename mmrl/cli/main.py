@@ -289,7 +289,15 @@ def cache_prune(
 
 
 def main() -> None:
-    """Entry point of the console command."""
+    """Entry point of the console command; one process of a launched run ends here (mmrl/operations/leaving.py)."""
+    from mmrl.operations.leaving import launched, run_and_leave
+
+    if launched():
+        run_and_leave(_main)
+    _main()
+
+
+def _main() -> None:
     from mmrl.startup import check_shadowing
 
     if isinstance(sys.stdout, io.TextIOWrapper):

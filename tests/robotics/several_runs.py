@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from mmrl.errors import DataError, MMRLError
+from mmrl.operations.leaving import run_and_leave
 from robotics.trainer import EmbodiedTrainer
 from tests.engines.deepspeed_worker import forget_plugin
 from tests.robot_kit import config_of
@@ -64,4 +65,4 @@ def main(plan: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_and_leave(lambda: main(Path(sys.argv[1])))

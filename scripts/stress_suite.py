@@ -1,0 +1,106 @@
+"""The test suite where it is hard: with AVX2 only, and beside other work, several times over.
+
+    python -m scripts.stress_suite                               # the whole suite, three times: hours on two cores
+    python -m scripts.stress_suite --runs 3 tests/policy tests/test_sft_processes.py     # any pytest arguments
+
+Numbers differ in their last bits between instruction sets, and what is only fast enough, or only ends in time, on a quiet machine
+fails on a busy one. Each run has torch, oneDNN and MKL kept to AVX2 (every x86-64 server of the last ten years) and `--load`
+processes that compute all the time. With --record, assets/results/stress_suite.json says of each run which tests failed and how
+many passed. Exit status 1 when one failed.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scripts._bench import ROOT, parse, print_table, write_results
+
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+_TESTS = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_BUSY = "x = 1.0\nwhile True:\n    x = x * 1.0000001 % 7.0"
+
+
+@contextmanager
+def load(processes: int) -> Iterator[None]:
+    """So many processes that compute, until the block ends."""
+    running = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(processes)]
+    try:
+        yield
+        assert all(p.poll() is None for p in running), "the load has ended before the tests"
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def run(arguments: Sequence[str], jobs: int, timeout_s: float) -> dict[str, Any]:
+    """One run of pytest; counts by outcome, the names of the tests that failed, and the end of the output where there are any."""
+    with tempfile.TemporaryDirectory(prefix="mmrl-stress-") as folder:
+        report = Path(folder) / "report.xml"
+        spread = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+        began = time.monotonic()
+        try:
+            done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *spread,
+                                   *arguments], cwd=ROOT, env={**os.environ, **_TESTS, **AVX2}, text=True, timeout=timeout_s,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+            status, said = done.returncode, done.stdout
+        except subprocess.TimeoutExpired as late:
+            status, said = -1, f"{(late.stdout or b'').decode(errors='replace')}\nno end within {timeout_s:g} s"
+        found = outcomes(report) if report.exists() else {"passed": 0, "skipped": 0, "failed": []}
+    return {**found, "status": status, "seconds": round(time.monotonic() - began),
+            "output": "" if status == 0 else said[-6000:]}
+
+
+def outcomes(report: Path) -> dict[str, Any]:
+    """How many tests of a JUnit report passed and were skipped, and the names of those that did not."""
+    passed = skipped = 0
+    failed: list[str] = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            failed.append(f"{case.get('classname')}::{case.get('name')}")
+        elif "skipped" in kinds:
+            skipped += 1
+        else:
+            passed += 1
+    return {"passed": passed, "skipped": skipped, "failed": sorted(set(failed))}
+
+
+def main() -> int:
+    """Command line; exit status 1 when a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--load", type=int, default=4, help="processes that compute meanwhile")
+    parser.add_argument("--jobs", type=int, default=2, help="pytest workers")
+    parser.add_argument("--timeout", type=float, default=4 * 3600, help="seconds of one run")
+    parser.add_argument("--record", action="store_true", help="write assets/results/stress_suite.json")
+    parser.add_argument("tests", nargs="*", help="arguments of pytest; default: the whole suite")
+    options = parse(parser, least=("runs", "load"))
+    runs: list[dict[str, Any]] = []
+    with load(options.load):
+        for number in range(options.runs):
+            runs.append(run(options.tests, options.jobs, options.timeout))
+            row = runs[-1]
+            print(f"run {number + 1} of {options.runs}: {row['passed']} passed, {len(row['failed'])} failed, "
+                  f"{row['skipped']} skipped in {row['seconds']} s\n{row['output']}", flush=True)
+    green = all(row["status"] == 0 for row in runs)
+    print_table(("run", "passed", "failed", "skipped", "seconds"), [
+        (n, r["passed"], len(r["failed"]), r["skipped"], r["seconds"]) for n, r in enumerate(runs, 1)])
+    if options.record:
+        print(write_results("stress_suite", {
+            "green": green, "instructions": AVX2, "load": options.load, "tests": options.tests or ["all"],
+            "runs": [{k: v for k, v in row.items() if k != "output"} for row in runs]}, "torch", "transformers", "pytest"))
+    return int(not green)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

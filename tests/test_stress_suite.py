@@ -1,0 +1,56 @@
+"""scripts/stress_suite.py finds what fails under AVX2 and load, counts it, and leaves no process behind."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scripts import stress_suite
+
+CASES = """
+import os, pytest, torch
+
+def test_it_runs_with_avx2_only():
+    assert "AVX512" not in torch.backends.cpu.get_cpu_capability()
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+def test_it_fails():
+    assert False, "on purpose"
+
+@pytest.mark.skip(reason="no")
+def test_it_is_skipped():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_run_says_what_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
+    with stress_suite.load(2):
+        busy = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _command(p) == stress_suite._BUSY]
+        assert len(busy) >= 2
+        found = stress_suite.run([str(tmp_path), "--rootdir", str(tmp_path), "-c", os.devnull], 1, 300)
+    assert (found["passed"], found["skipped"], found["status"]) == (1, 1, 1), found["output"]
+    assert [name.rpartition("::")[2] for name in found["failed"]] == ["test_it_fails"] and "on purpose" in found["output"]
+    assert not any(_alive(pid) and _parent(pid) == os.getpid() for pid in busy)
+    late = stress_suite.run([str(tmp_path)], 1, 0.2)
+    assert late["status"] == -1 and "no end within 0.2 s" in late["output"]
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().split(b"\0")[2].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def _alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1
