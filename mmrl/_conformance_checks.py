@@ -26,6 +26,7 @@ from mmrl.types import ImageSize, RewardContext, Sample, Score, VideoSize
 __all__ = ["CHECKS", "Bench", "Check", "GARBAGE"]
 
 _GOLD = 0.999  # lowest score of a gold answer whose coordinates needed no rounding
+_TOUCHES = 1e-9  # a wrong box that only touches the right one overlaps it by the rounding of its coordinates
 _GOLD_ROUNDED = 0.5  # below this, rounding makes the right answer look wrong
 _GARBAGE_SAMPLES = 4
 _MOST_HANGS = 3  # each costs the full timeout
@@ -254,7 +255,7 @@ def _wrong(bench: Bench) -> Iterator[str]:
         ctx = bench.context(sizes, frame)
         text = bench.task.wrong(sample, ctx)
         score = bench.score("wrong", sample, text, ctx)
-        if not score.parsed or any(v > 0 for v in _accuracy(score).values()):
+        if not score.parsed or any(v > _TOUCHES for v in _accuracy(score).values()):
             yield (f"sample {sample.id}, frame {frame.value}: {text[:80]!r} has parts {dict(score.parts)}, "
                    f"parsed {score.parsed}, reason {score.reason}")
 

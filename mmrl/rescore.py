@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmrl.bounds import lines_bounded
 from mmrl.config import merge
 from mmrl.coords import CoordFrame
-from mmrl.errors import DataError
+from mmrl.errors import ConfigError, DataError, MMRLError, RegistryError
 from mmrl.files import json_line, write_text
 from mmrl.registry import resolve_task, task_from_spec
 from mmrl.scoring import ScoreJob, Scorer
+from mmrl.task import Task
 from mmrl.trust import no_new_code, params_found
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason, VideoSize
 
@@ -92,21 +94,60 @@ class _Logged:
         return self.ctx.stop is StopReason.ERROR
 
 
+def _of(kind: type | tuple[type, ...], values: Mapping[str, Any], key: str) -> Any:
+    """`values[key]`, which must be of `kind`. Raises KeyError, TypeError."""
+    value = values[key]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        raise TypeError(f"expected {names} in '{key}', found {value!r:.80}")
+    return value
+
+
+def _number(values: Mapping[str, Any], key: str) -> Any:
+    """A finite number as it was logged: whole or not."""
+    value = _of((int, float), values, key)
+    if not math.isfinite(value):  # of a whole number beyond any float: OverflowError
+        raise ValueError(f"expected a finite number in '{key}', found {value!r}")
+    return value
+
+
 def _sample(values: Mapping[str, Any]) -> Sample:
-    return Sample(values["id"], values["task"], values["source"], values["question"], values["answer"],
-                  tuple(values["images"]), tuple(values["videos"]), values["params"])
+    texts = {key: tuple(_of(list, values, key)) for key in ("images", "videos")}
+    if not all(isinstance(path, str) for paths in texts.values() for path in paths):
+        raise TypeError(f"expected paths in 'images' and 'videos', found {texts!r:.80}")
+    return Sample(_of(str, values, "id"), _of(str, values, "task"), _of(str, values, "source"), _of(str, values, "question"),
+                  values["answer"], texts["images"], texts["videos"], _of(dict, values, "params"))
 
 
 def _context(row: Mapping[str, Any]) -> RewardContext:
     """As it was in the run; predictions (no step) were scored at the end of training, as every evaluation is."""
-    step, total = (row["step"], row["total_steps"]) if "step" in row else (1, 1)
-    sizes = tuple(ImageSize(tuple(s["orig_wh"]), tuple(s["resized_wh"])) for s in row["image_sizes"])
-    return RewardContext(step, total, CoordFrame(row["frame"]), sizes, StopReason(row["stop"]), row["num_tokens"],
-                         row["max_tokens"], tuple(_video_size(s) for s in row.get("video_sizes", ())))
+    step, total = (_of(int, row, "step"), _of(int, row, "total_steps")) if "step" in row else (1, 1)
+    sizes = tuple(ImageSize(_pair(s, "orig_wh"), _pair(s, "resized_wh")) for s in _of(list, row, "image_sizes"))
+    return RewardContext(step, total, CoordFrame(row["frame"]), sizes, StopReason(row["stop"]), _of(int, row, "num_tokens"),
+                         _of(int, row, "max_tokens"), tuple(_video_size(s) for s in row.get("video_sizes", ())))
+
+
+def _pair(values: Mapping[str, Any], key: str) -> tuple[int, int]:
+    """Width and height in pixels. Raises TypeError, ValueError."""
+    width, height = _of(list, values, key)
+    if not all(type(n) is int and 0 < n < 1 << 24 for n in (width, height)):
+        raise ValueError(f"expected width and height in pixels in '{key}', found {values[key]!r:.80}")
+    return width, height
 
 
 def _video_size(values: Mapping[str, Any]) -> VideoSize:
-    return VideoSize(tuple(values["orig_wh"]), tuple(values["resized_wh"]), values["duration_s"], tuple(values["timestamps_s"]))
+    stamps = _of(list, values, "timestamps_s")
+    return VideoSize(_pair(values, "orig_wh"), _pair(values, "resized_wh"), _number(values, "duration_s"),
+                     tuple(_number({"timestamps_s": stamp}, "timestamps_s") for stamp in stamps))
+
+
+def _score(values: Mapping[str, Any]) -> Score:
+    """As it was logged. Raises for values that are no numbers: means over them would mean nothing."""
+    for table in ("parts", "weights", "metrics"):
+        for name in _of(dict, values, table):
+            _number(values[table], name)
+    _of((str, type(None)), values, "reason"), _number(values, "value"), _of(bool, values, "parsed"), _of(dict, values, "detail")
+    return Score(**{name: values[name] for name in _PARTS})
 
 
 def _read_line(number: int, raw: bytes) -> _Logged:
@@ -114,27 +155,35 @@ def _read_line(number: int, raw: bytes) -> _Logged:
     row = json.loads(raw.decode("utf-8"))
     if not isinstance(row, dict):
         raise TypeError(f"expected a JSON object, found {type(row).__name__}")
-    if not isinstance(row["text"], str):
-        raise TypeError(f"expected text, found {type(row['text']).__name__}")
-    old = Score(**{name: row["score"][name] for name in _PARTS})
-    return _Logged(number, row, row["task_spec"], row["task_params"], _sample(row["sample"]), _context(row), old)
+    _of(str, row, "text")
+    return _Logged(number, row, _of(str, row, "task_spec"), _of(dict, row, "task_params"), _sample(_of(dict, row, "sample")),
+                   _context(row), _score(_of(dict, row, "score")))
 
 
 def _read(path: Path) -> tuple[list[_Logged], list[BrokenLine]]:
     try:
-        lines = path.read_bytes().split(b"\n")  # not splitlines: completions may hold other line separators
+        handle = path.open("rb")
     except OSError as error:
         raise DataError(f"expected rollouts/step_*.jsonl or predictions.jsonl of a run, found '{path}': "
                         f"{error.strerror}") from error
+    with handle:  # by its line feeds only: completions may hold other line separators
+        return _read_lines(lines_bounded(handle))
+
+
+def _read_lines(lines: Iterable[tuple[int, bytes | DataError]]) -> tuple[list[_Logged], list[BrokenLine]]:
     logged, broken = [], []
-    for number, raw in enumerate(lines, 1):
+    for number, raw in lines:
+        if isinstance(raw, DataError):
+            broken.append(BrokenLine(number, str(raw), ""))
+            continue
         if not raw.strip():
             continue
+        raw = raw.removesuffix(b"\n")
         try:
             logged.append(_read_line(number, raw))
         except KeyError as error:
             broken.append(BrokenLine(number, f"expected the key {error}, found none", raw.decode("utf-8", "replace")))
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             broken.append(BrokenLine(number, f"{type(error).__name__}: {error}", raw.decode("utf-8", "replace")))
     return logged, broken
 
@@ -156,8 +205,9 @@ def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any]
 
     Without `task` each line's own task is used with its logged parameters, over which `params` are merged. With `task`
     all lines are scored by that task with `params` alone, unless it is the line's own. A reward that raises, hangs for
-    `timeout_s` or dies gives a recorded failure, as in training. Raises DataError when no line can be scored, and
-    RegistryError or ConfigError for a task that does not exist or refuses its parameters.
+    `timeout_s` or dies gives a recorded failure, as in training; lines whose task does not exist or refuses its parameters are
+    among the broken ones, unless `task` or `params` were given. Raises DataError when no line can be read, and RegistryError or
+    ConfigError when no line's task can be made, or one refuses what was given.
 
     A log may come from a stranger: its lines name tasks that are built in, installed, or given as `task`, and parameters that
     are no folders or hosts (mmrl.trust); with `trust_code` they name any.
@@ -180,16 +230,36 @@ def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any]
         if key not in numbers:
             numbers[key] = len(specs)
             specs.append((spec, merged))
-        place = (entry.group or f"line {entry.line}", numbers[key])
-        groups.setdefault(place, []).append((entry, ScoreJob(numbers[key], entry.sample, entry.row["text"], entry.ctx)))
+        spot = (entry.group or f"line {entry.line}", numbers[key])
+        groups.setdefault(spot, []).append((entry, ScoreJob(numbers[key], entry.sample, entry.row["text"], entry.ctx)))
     if task is not None:
         resolve_task(task)  # the user's own word, before the log has one
     with no_new_code(str(path), trust_code=trust_code):
-        tasks = [task_from_spec(spec, merged) for spec, merged in specs]
-    with Scorer(specs, tasks, workers=1, timeout_s=timeout_s) as scorer:
-        new = _scores(scorer, groups.values())
-    rows = tuple(RescoredRow(e.line, e.row, e.sample.source, e.old, new.get(e.line, e.old)) for e in logged)
-    return Rescored(rows, tuple(broken))
+        tasks, refused = _tasks(specs)
+    if refused and (task is not None or params or len(refused) == len(specs)):  # what the user asked for does not fit
+        raise next(iter(refused.values()))
+    for name, number in list(groups):
+        if number in refused:
+            broken += [BrokenLine(e.line, str(refused[number]), json.dumps(e.row)) for e, _ in groups.pop((name, number))]
+    lost = {b.line for b in broken}
+    kept = [number for number in range(len(specs)) if number not in refused]
+    place = {number: i for i, number in enumerate(kept)}
+    chosen = [[(e, dataclasses.replace(job, key=place[job.key])) for e, job in group] for group in groups.values()]
+    with Scorer([specs[n] for n in kept], tasks, workers=1, timeout_s=timeout_s) as scorer:
+        new = _scores(scorer, chosen)
+    rows = tuple(RescoredRow(e.line, e.row, e.sample.source, e.old, new.get(e.line, e.old)) for e in logged if e.line not in lost)
+    return Rescored(rows, tuple(sorted(broken, key=lambda b: b.line)))
+
+
+def _tasks(specs: Sequence[tuple[str, dict[str, Any]]]) -> tuple[list[Task], dict[int, MMRLError]]:
+    """The tasks that can be made, in order, and what is wrong with the others, by place."""
+    tasks, refused = [], {}
+    for number, (spec, params) in enumerate(specs):
+        try:
+            tasks.append(task_from_spec(spec, params))
+        except (ConfigError, RegistryError) as error:
+            refused[number] = error
+    return tasks, refused
 
 
 def summary_rows(rows: Sequence[RescoredRow]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
-from mmrl.registry import BUILT_IN, task_from_spec
+from mmrl.registry import BUILT_IN, resolve_task, task_from_spec
 from mmrl.task import Task
 from tasks.readers.common import RowError, SkipRow
 
@@ -95,8 +95,17 @@ def fixed_task(format: str, kind: str, task: str, types: Mapping[str, str] | Non
     try:
         return Routes(format, task, types, table={kind: kind}).task_of(kind)
     except RowError:
-        raise ConfigError(f"the {format} format holds task {kind}, found task {task}; use task {kind} or mixed, or send its "
-                          f"rows there: reader.types={{{kind!r}: {task!r}}}") from None
+        raise ConfigError(f"the {format} format holds task {kind}, found task {task}; use task {kind} or mixed, "
+                          + _another_way(kind, task)) from None
+
+
+def _another_way(kind: str, task: str) -> str:
+    """How rows of `kind` may become rows of `task`: by sending them there where the answers look alike, else only by hand."""
+    theirs, wanted = (getattr(resolve_task(name), "shape", "") if name in BUILT_IN else "" for name in (kind, task))
+    if not wanted or theirs == wanted or not {theirs[:1], wanted[:1]} & {"[", "{"}:  # words are read as words
+        return f"or send its rows there: reader.types={{{kind!r}: {task!r}}}"
+    return (f"whose answers are {theirs}; those of task {task} are {wanted}, so that the rows have to be written anew, as mmrl's "
+            'own ({"image": ..., "question": ..., "answer": ...}, tasks/readers/own.py)')
 
 
 def refuse_video(what: str, images_only: bool) -> None:
