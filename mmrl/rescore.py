@@ -253,7 +253,8 @@ def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any]
 
 def _tasks(specs: Sequence[tuple[str, dict[str, Any]]]) -> tuple[list[Task], dict[int, MMRLError]]:
     """The tasks that can be made, in order, and what is wrong with the others, by place."""
-    tasks, refused = [], {}
+    tasks: list[Task] = []
+    refused: dict[int, MMRLError] = {}
     for number, (spec, params) in enumerate(specs):
         try:
             tasks.append(task_from_spec(spec, params))

@@ -84,11 +84,29 @@ class _Clips:
         if not isinstance(file, str) or Path(file).name != file:
             return f'<div>{head}{badges}<p class="dim">no clip of this episode</p></div>'
         path = evaluation.folder / "videos" / file
-        if not path.is_file():
+        if not _is_file(path):
             return f'<div>{head}{badges}<p class="dim">the clip is missing: {esc(file)}</p></div>'
+        if not _is_clip(path, self.run.folder):
+            return f'<div>{head}{badges}<p class="dim">not a clip in the folder of the run: {esc(file)}</p></div>'
         name = f"{row.get('task', '')} {row.get('id', '')} at step {evaluation.step}: {words}"
         stills, poster = _strip(path, min(steps, _MOST_STEPS), number(row.get("video_fps")) or _FPS, name)
         return f"<div>{head}{badges}{self._video(path, name, poster)}{stills}</div>"
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no name of a file: too long, or with a zero byte
+        return False
+
+
+def _is_clip(path: Path, folder: Path) -> bool:
+    """Whether an mp4 file lies in `folder`: the page holds the bytes of clips as they are, and must not hold those of other files
+    that a link, or a name, leads to."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        return False
+    with path.open("rb") as file:
+        return file.read(8)[4:] == b"ftyp"
 
 
 def _strip(path: Path, steps: int, fps: float, name: str) -> tuple[str, str]:

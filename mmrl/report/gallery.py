@@ -108,7 +108,7 @@ def _tag(row: Row, many: bool) -> str:
 def _state(number: int, last: int, shot: Mapping[str, list[Row]] | None, metric: str) -> tuple[Layer, str]:
     """(answers to draw, HTML below) of one prompt at one evaluation; hidden unless it is the last."""
     attrs = f'class="state" data-step="{number}"{"" if number == last else " hidden"}'
-    if not shot:
+    if not shot or not any(shot.get(kind) for kind in ("greedy", "sampled")):
         return (attrs, []), f'<div {attrs}><p class="dim">not among the prompts of this evaluation</p></div>'
     greedy, sampled = shot.get("greedy", []), shot.get("sampled", [])
     row = (greedy or sampled)[0]

@@ -4,6 +4,7 @@ Nothing is guessed: what could not be read is listed in `Run.notes`, which the p
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -14,7 +15,7 @@ from typing import Any
 
 from mmrl.errors import DataError
 
-__all__ = ["EvalStep", "Run", "Series", "load_run", "number", "parse_line"]
+__all__ = ["EvalStep", "Run", "Series", "load_run", "logged_path", "number", "parse_line"]
 
 Series = list[tuple[float, float | None]]
 """(step, value) in order of step; None where the value is missing, null or not finite."""
@@ -93,7 +94,18 @@ def number(value: Any) -> float | None:
     """A finite float, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond any float
+        return None
+
+
+def logged_path(path: str, folder: Path | None) -> str:
+    """Where a file that a log names lies: in `folder` if it is there, else as it is named."""
+    with contextlib.suppress(OSError, ValueError):  # no name of a file: too long, or with a zero byte
+        if folder is not None and (folder / path).exists():
+            return str(folder / path)
+    return path
 
 
 def parse_line(line: str) -> Any:

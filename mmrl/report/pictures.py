@@ -12,6 +12,7 @@ from typing import Any
 
 from mmrl.errors import MediaError
 from mmrl.media import open_image
+from mmrl.report.load import logged_path
 from mmrl.report.rows import boxes_of, labels_of, points_of
 from mmrl.report.text import esc
 
@@ -38,9 +39,8 @@ class Pictures:
         return self._seen[path]
 
     def _load(self, path: str) -> tuple[str, Size, str]:
-        inside = self.folder / path
         try:
-            picture = open_image(inside if inside.is_file() else path)
+            picture = open_image(logged_path(path, self.folder))
         except MediaError as error:
             return "", (4, 3), f"the picture cannot be shown ({error.kind}): {Path(path).name}"
         size = picture.size

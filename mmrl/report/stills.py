@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mmrl.report.load import number
+from mmrl.report.load import logged_path, number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,8 +132,7 @@ def read_stills(clip: ClipRef, folder: Path | None = None, *, keys: Sequence[flo
     Raises MediaError or whatever the video package raises, ImportError without it.
     """
     decode, sampling = (importlib.import_module(f"video.{name}") for name in ("decode", "sampling"))
-    inside = folder / clip.path if folder is not None else None
-    path = str(inside) if inside is not None and inside.exists() else clip.path
+    path = logged_path(clip.path, folder)
     duration, seen = clip.duration, sorted(clip.seen)
     if not seen:
         length = decode.probe(path, folder_fps=clip.folder_fps).duration_s - clip.start

@@ -210,7 +210,7 @@ def test_a_page_holds_only_its_share_of_clips(tmp_path: Path, monkeypatch: pytes
 def test_a_broken_a_missing_and_a_hostile_clip_do_not_break_the_page(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     for file in run.glob("eval/step_000006/videos/*.mp4"):
-        file.write_bytes(b"no video")
+        file.write_bytes(b"\0\0\0\x20ftypno video")
     for file in run.glob("eval/step_000000/videos/*.mp4"):
         file.unlink()
     predictions = run / "eval/step_000006/predictions.jsonl"
