@@ -124,8 +124,8 @@ class ScheduleConfig(_ScheduleConfig):
     stages of environments. `wave` is of prompts and stays unset here."""
 
     stages: int = Field(2, ge=1)
-    """Of environments: the policy decides for one while the others render (serial: 1). Where both take about equally long, two
-    wait for each other and four do not (scripts/bench_schedule.py); more stages mean smaller inference batches."""
+    """Of environments: the policy decides for one while the others render (serial: 1). More stages mean smaller inference batches;
+    on one device, where training takes turns with inference, four were no faster than two (scripts/bench_schedule.py)."""
     timeline: int = Field(20, ge=0)  # every how many steps a timeline is written (0: never)
 
     @model_validator(mode="after")

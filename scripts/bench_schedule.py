@@ -14,7 +14,7 @@ schedule.stages:
     serial        render, infer, render ...; then train
     pipelined_2   the policy decides for one half of the environments while the other renders, and each group is trained on when it
                   closes; same result as serial
-    pipelined_4   the same with four stages of environments: two wait for each other where rendering and inference take equally long
+    pipelined_4   the same with four stages of environments
     async_4       staleness 1: the next step is rolled out while this one trains; not the same result
 
 bound: max(rendering, inference + training) / sum of the stages, the least share of the serial time that taking turns allows.
