@@ -23,8 +23,9 @@ from mmrl.cli.main import main
 from mmrl.config import load_config
 from mmrl.operations.leaving import run_and_leave
 from mmrl.trainer import Trainer
+from scripts._torture_trust_state import flip_bit
 
-__all__ = ["copied", "cut", "forget_plugin", "train"]
+__all__ = ["copied", "cut", "forget_plugin", "train", "train_damaged"]
 
 
 def forget_plugin() -> None:
@@ -57,6 +58,17 @@ def train(path: str, overrides: list[str], continues: str | None = None, steps: 
     if continues is not None:
         copied(str(Path(config.dir) / continues), config.name, steps)
     Trainer(config, resume=continues is not None).fit()
+
+
+def train_damaged(path: str, overrides: list[str], continues: str, steps: int) -> None:
+    """A copy of a run goes on after a bit of its last checkpoint's weights, of step `steps`, was flipped."""
+    config = load_config(path, overrides)
+    copied(str(Path(config.dir) / continues), config.name, steps)
+    file = Path(config.dir) / config.name / "checkpoints" / f"step_{steps:06d}" / "model.safetensors"
+    if os.environ["RANK"] == "0":
+        flip_bit(file, 8 * file.stat().st_size - 5)
+    torch.distributed.barrier()
+    Trainer(config, resume=True).fit()
 
 
 def work(jobs: Path) -> None:

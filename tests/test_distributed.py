@@ -169,6 +169,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     train = "tests.process_worker:train"
     jobs: dict[str, list[Any]] = {name: [train, configs[name], ["name=two", "train.keep_last=9"]] for name in (*EQUAL, "offline")}
     jobs["resumed"] = [train, configs["dynamic sampling"], ["name=resumed", "train.keep_last=9"], "two"]
+    jobs["damaged"] = ["tests.process_worker:train_damaged", configs["dynamic sampling"], ["name=damaged", "train.keep_last=9"],
+                       "two", 3]
     jobs["cache"] = ["tests.cache_worker:train_and_look", configs["cache"], ["name=two"]]
     jobs["ray"] = ["tests.ray_ranks:tell"]
     jobs |= {f"{engine}-{kind}": ["tests.stopping_worker:stop", configs["broken"], engine, kind, breaker]
@@ -188,6 +190,9 @@ def test_two_processes_equal_one(name: str, found: Found) -> None:
         assert sum(c["train/groups/no_signal"] for c in counts) and sum(c["train/groups/failed"] for c in counts), counts
         compare(one, found.two(name, "resumed"))
         assert json.loads((found.two(name, "resumed") / "run.json").read_text())["resumed_at"] == 2
+        compare(one, found.two(name, "damaged"))
+        info = json.loads((found.two(name, "damaged") / "run.json").read_text())
+        assert info["resumed_at"] == 2 and list(info["damaged_checkpoints"]) == ["3"]
     mine, other = ([r["text"] for r in read_jsonl(run / "eval/step_000000/predictions.jsonl")]
                    for run in (one.folder.path, found.two(name)))
     assert mine == other and mine, "evaluation covers every sample once, in order"

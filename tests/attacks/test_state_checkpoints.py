@@ -25,6 +25,7 @@ from mmrl.operations.restart import find_start
 from mmrl.policy.loading import load_policy
 from mmrl.trainer import Trainer
 from mmrl.world import World
+from scripts._torture_trust_state import flip_bit as flip
 from scripts.torture_resume import differences
 from tests.engine_kit import ALBUM, album_data, config_file, fresh_policy, picture, read_jsonl, small_run, tiny_folder
 
@@ -62,14 +63,6 @@ def checkpoint(run: Path, step: int = STEPS) -> Path:
 
 def files_of(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file())
-
-
-def flip(file: Path, bit: int) -> None:
-    with file.open("r+b") as f:
-        f.seek(bit // 8)
-        byte = f.read(1)[0]
-        f.seek(bit // 8)
-        f.write(bytes([byte ^ 1 << bit % 8]))
 
 
 def where(run: Path) -> tuple[int, dict[int, str]]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import mmrl.files
+from mmrl.cli.main import main
 from mmrl.config import load_config
 from mmrl.errors import CheckpointError, StorageError
 from mmrl.files import append, optional, write_text, writing
@@ -22,7 +23,7 @@ from mmrl.trackers import Trackers
 from mmrl.trainer import Trainer
 from scripts._torture_trust_state import leaving, small_disk, torn
 from scripts.torture_resume import differences
-from tests.engine_kit import album_data, cli, config_file, file_size_limit, picture, read_jsonl, small_run
+from tests.engine_kit import album_data, config_file, file_size_limit, picture, read_jsonl, small_run
 
 
 @pytest.fixture(autouse=True)
@@ -93,23 +94,28 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, disk: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_the_commands_end_with_words_and_status_2(tmp_path: Path, disk: Path) -> None:
+def test_the_commands_end_with_words_and_status_2(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
     """A run that cannot begin, and an evaluation, a report and scores that cannot be written."""
-    settings(tmp_path, tmp_path / "runs")
-    run = tmp_path / "runs" / "run"
-    cli("train", str(tmp_path / "c.yaml"), "--quiet")
+    trainer = Trainer(settings(tmp_path, tmp_path / "runs"))
+    trainer.fit()
+    run = trainer.folder.path
     checkpoint, held = run / "checkpoints" / "best", tmp_path / "data" / "held.jsonl"
-    task = load_config(tmp_path / "c.yaml").data.train[0].task
+    task = trainer.config.data.train[0].task
     commands = [("train", str(tmp_path / "c.yaml"), f"dir={disk / 'runs'}", "--quiet"),
                 ("eval", str(checkpoint), "--task", task, "--data", str(held), "--out", str(disk / "out")),
                 ("score", str(run / "rollouts" / "step_000001.jsonl"), "--out", str(disk / "scores.jsonl"), "--trust-code")]
     with leaving(disk, 0):
         for command in commands:
-            _, err = cli(*command, status=2)
-            assert "error: cannot write" in err and "make room on that disk" in err and "Traceback" not in err, (command, err)
+            monkeypatch.setattr("sys.argv", ["mmrl", *command])
+            with pytest.raises(SystemExit) as end:
+                main()
+            err = capsys.readouterr().err
+            assert end.value.code == 2 and "error: cannot write" in err and "make room on that disk" in err, (command, err)
     assert not [p for p in disk.rglob("*") if p.is_file() and p.stat().st_size], "nothing half-written is left"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread says it too
 def test_what_is_optional_goes_on(tmp_path: Path, disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The timeline, TensorBoard and the cache on a disk without room, the run on another one."""
     run = tmp_path / "runs" / "run"
