@@ -19,6 +19,7 @@ from robotics.rollout import Driver, EpisodeGroup
 from robotics.source import EpisodeSource
 from robotics.trainer import EmbodiedTrainer
 from robotics.update import EmbodiedUpdate, EmbodiedUpdater
+from scripts._torture_trust_state import flip_bit
 from tests.robot_kit import config_of, saved_vla
 
 pytestmark = pytest.mark.slow
@@ -73,7 +74,12 @@ def test_a_resumed_run_equals_the_whole_one(policy: Path, tmp_path: Path, schedu
     broken.on_event = stop_after(2)
     with pytest.raises(KeyboardInterrupt):
         broken.fit()
+    if "serial" in schedule[0]:  # a damaged checkpoint is left out, and a step more is played again
+        flip_bit(tmp_path / "cut" / "checkpoints" / "step_000002" / "vla.json", 77)
     run(policy, tmp_path, "cut", "train.steps=3", *schedule, resume=True)
+    info = json.loads((tmp_path / "cut" / "run.json").read_text())
+    assert (info["resumed_at"], "vla.json" in str(info.get("damaged_checkpoints"))) == ((1, True) if "serial" in schedule[0] else
+                                                                                       (2, False))
     assert same(weights(tmp_path, "whole", 3), weights(tmp_path, "cut", 3))
     assert [r["train/success_once"] for r in rows(tmp_path, "whole")] == [r["train/success_once"] for r in rows(tmp_path, "cut")]
 
