@@ -50,7 +50,7 @@ def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str]
     Raises ConfigError for an override that is wrong, or that is not for an evaluation.
     """
     if external is None:
-        check_loadable(checkpoint)  # before anything of it is read
+        check_loadable(checkpoint, say)  # before anything of it is read
     known = read_description(checkpoint) if external is None else (external.settings, external.codec)
     if known is not None:  # before the rest is read: it would blame the checkpoint's file
         check_overrides(overrides, (chosen or {}).values(), checkpoint, known[0].cameras)

@@ -21,6 +21,7 @@ from typing import Any
 from mmrl.config_engine import OperationsConfig
 from mmrl.diagnosis import DIAGNOSES
 from mmrl.errors import ConfigError, MissingExtraError, install_command
+from mmrl.files import printable
 
 __all__ = ["ALARMS", "RunCollector", "metric_name", "metrics_endpoint"]
 
@@ -40,7 +41,7 @@ class RunCollector:
     """What a scrape is told. Fed with a trainer's events by its thread, asked by the server's threads."""
 
     def __init__(self, run: str, rank: int) -> None:
-        self.labels = (run, str(rank))
+        self.labels = (printable(run), str(rank))
         self._lock = threading.Lock()
         self._row: dict[str, float] = {}
         self._counts: Counter[str] = Counter({"step": 0, "checkpoint": 0, "eval": 0})
@@ -70,7 +71,7 @@ class RunCollector:
             total, last = self._total, self._last
         families: dict[str, Any] = {}
         for key, value in row.items():
-            name = metric_name(key)
+            key, name = printable(key), metric_name(key)
             if name not in families:
                 families[name] = GaugeMetricFamily(name, f"{key} of the last step", labels=("key", *_LABELS))
             families[name].add_metric((key, *self.labels), value)

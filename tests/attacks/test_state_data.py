@@ -47,8 +47,7 @@ def cut(calm: Path, name: str) -> Any:
 
 
 def read_before(calm: Path) -> dict[str, tuple[str, Any]]:
-    lines = (calm / "checkpoints" / "step_000001" / "trainer" / "media.jsonl").read_text().splitlines()
-    return {path: (digest, stamp) for path, digest, stamp in map(json.loads, lines)}
+    return json.loads((calm / "checkpoints" / "step_000001" / "trainer" / "media.json").read_text())
 
 
 def replaced(path: str) -> bytes:
@@ -110,8 +109,8 @@ def test_files_are_read_again_only_where_they_were_written_to(tmp_path: Path, mo
     record, later = MediaRecord(), MediaRecord()
     for path in paths:
         record.note(path, digest_of_content(path))
-    (tmp_path / "media.jsonl").write_text(record.files()["media.jsonl"])
-    later.read(tmp_path / "media.jsonl")
+    (tmp_path / "media.json").write_text(record.files()["media.json"])
+    later.read(tmp_path / "media.json")
     read: list[str] = []
     whole = identity._read_file
     monkeypatch.setattr(identity, "_read_file", lambda path: (read.append(path), whole(path))[1])

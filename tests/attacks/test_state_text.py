@@ -112,6 +112,17 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     assert printable(f"m{HALF}é") == "m\\ud800é"
 
 
+def test_the_endpoint_for_prometheus_says_such_a_name() -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from mmrl.operations.prometheus import RunCollector
+
+    collector, registry = RunCollector(f"r{HALF}", 0), CollectorRegistry()
+    registry.register(collector)
+    collector.hear("step", {"step": 1, f"train/m{HALF}": 0.25})
+    assert r'key="train/m\\ud800"' in generate_latest(registry).decode() and r'run="r\\ud800"' in generate_latest(registry).decode()
+
+
 def test_a_prompt_that_is_no_text_is_named() -> None:
     import dataclasses
 
