@@ -5,11 +5,11 @@
     checkpoints.save(..., extra=record.files())
     restore_media(record, checkpoint, sources, world)      # raises DataError where a file is another one now
 
-What it costs. While the run goes on: nothing but memory, some 500 bytes per file, since the digest of its bytes is the key of the
-visual cache. In a checkpoint: some 150 bytes per file read so far (40 MB for 260,000). When the run is resumed: one look at each
-file (os.stat, eight at a time); a file whose size, times and inode are the recorded ones was not written to since and is not read. One
-with others, copied or restored or replaced, is read and its bytes are compared. Files that were not read yet are not looked at: the
-run has learned nothing from them.
+What it costs. While the run goes on: nothing but memory, some 500 bytes per file, since the digest of its bytes is the key of
+the visual cache. In a checkpoint: some 150 bytes per file read so far (40 MB for 260,000). When the run is resumed: one look at
+each file (os.stat, eight at a time); a file whose size, times and inode are the recorded ones was not written to since and is
+not read. One with others, copied or restored or replaced, is read and its bytes are compared. Files that were not read yet are
+not looked at: the run has learned nothing from them.
 """
 from __future__ import annotations
 
