@@ -43,7 +43,7 @@ def serve(
         max_fetches: Annotated[int, Option(help="fetched at once", min=1, rich_help_panel=_MEDIA)] = _L.fetches,
         max_body_mib: Annotated[int, Option(help="largest request, and largest file fetched", min=1,
                                             rich_help_panel=_BOUNDS)] = _L.body_bytes // _MIB,
-        max_held_mib: Annotated[int, Option(help="all requests and files fetched together", min=1,
+        max_held_mib: Annotated[int, Option(help="all requests, files fetched and pixels that wait, together", min=1,
                                             rich_help_panel=_BOUNDS)] = _L.held_bytes // _MIB,
         max_text_kib: Annotated[int | None, Option(help="texts of a request; default 16 bytes per model.max_prompt_tokens",
                                                    min=1, rich_help_panel=_BOUNDS)] = None,

@@ -292,7 +292,7 @@ class _Server(uvicorn.Server):
 
 def serve(server: RolloutServer, sock: Any, ready: Callable[[], None]) -> None:
     """Answer on a bound socket until a signal ends it."""
-    config = uvicorn.Config(server.app(), log_level="warning", timeout_keep_alive=600, http=guarded(server.limits), ws="none",
+    config = uvicorn.Config(server.app(), log_level="error", timeout_keep_alive=600, http=guarded(server.limits), ws="none",
                             proxy_headers=False, h11_max_incomplete_event_size=64 << 10)
     own = _Server(config)
 

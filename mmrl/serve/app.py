@@ -11,6 +11,8 @@ import asyncio
 import hmac
 import json
 import logging
+import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -102,7 +104,7 @@ class _Exchange:
     def __init__(self, door: Door, request: Request, folder: str, hold: Hold) -> None:
         self.door, self._request, self._hold = door, request, hold
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._loop, self._folder = asyncio.get_running_loop(), folder
+        self.loop, self._folder = asyncio.get_running_loop(), folder
         self._job: Job | None = None
         self._looked = time.monotonic()
 
@@ -111,6 +113,8 @@ class _Exchange:
         RequestError."""
         reading = await self._while_there(self._prepared(body))
         assert reading.prompt is not None
+        self._hold.release()  # its bytes were read; what waits from here on are pixels
+        self._hold.take(sum(v.packed.numel() * v.packed.element_size() for v in reading.prompt.visuals))
         self.asked = reading.asked
         self.answer = Answer(reading.asked, self.door.defaults.model)
         self._job = Job(reading.asked, reading.prompt, self._give)
@@ -141,8 +145,8 @@ class _Exchange:
             task.cancel()
 
     def _give(self, event: Event) -> None:
-        if not self._loop.is_closed():  # else the server was ended at once, and nobody waits
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        if not self.loop.is_closed():  # else the server was ended at once, and nobody waits
+            self.loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def _next(self) -> Event:
         """The next event; raises RequestError for a failure and ClientDisconnect when nobody listens any more."""
@@ -188,6 +192,8 @@ def _routes(door: Door) -> list[Route]:
         def end() -> None:
             exchange.end()
             folder.cleanup()
+            if os.path.exists(folder.name):  # a process that reads for a client who left was just writing there
+                exchange.loop.call_later(door.limits.prepare_s, shutil.rmtree, folder.name, True)
             hold.release()
             door.open_requests -= 1
 
@@ -365,7 +371,8 @@ class _Server(uvicorn.Server):
 
 def serve(door: Door, sock: socket.socket, *, grace_s: float, ready: Callable[[], None]) -> None:
     """Answer until a signal ends the server; `ready` is called when it listens."""
-    config = uvicorn.Config(application(door), log_level="warning", access_log=False, lifespan="off", server_header=False,
+    # not uvicorn's warnings: strangers would fill the log with a line for each of their invalid requests
+    config = uvicorn.Config(application(door), log_level="error", access_log=False, lifespan="off", server_header=False,
                             timeout_graceful_shutdown=5, h11_max_incomplete_event_size=_MOST_HEAD, http=guarded(door.limits),
                             ws="none", proxy_headers=False)
     sys.setswitchinterval(_SWITCH_S)

@@ -18,7 +18,7 @@ class Limits:
 
     # a request's bytes
     body_bytes: int = 256 << 20  # of one body, one fetched picture or clip
-    held_bytes: int = 1 << 30  # of all bodies and fetched media at once
+    held_bytes: int = 1 << 30  # of all bodies, fetched media and pixels of waiting prompts at once
     # a request's content
     text_bytes: int = 16 * 16384  # of all its texts; the server sets 16 for each token of the longest prompt
     stop_chars: int = 4096  # of all its stop strings
