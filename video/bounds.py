@@ -6,12 +6,15 @@ Containers are of a list: FFmpeg's playlists and lists of parts make it open oth
 """
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from mmrl.errors import MediaError
 from mmrl.media import MAX_PIXELS
+from video.containers import most_frames
 
-__all__ = ["ClipBounds", "bounds", "check_frame_count", "check_stream_size", "container_options", "set_bounds"]
+__all__ = ["ClipBounds", "bounds", "check_declared_frames", "check_frame_count",
+           "check_stream_size", "container_options", "set_bounds"]
 
 _CONTAINERS = ("mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,av1,obu,ivf,ogg,flv,asf,wtv,mxf,nut,"
                "dv,rm,mjpeg,gif,apng,mp3,wav,flac,aac")  # each holds its own pictures; sound is told apart
@@ -49,6 +52,15 @@ def check_stream_size(width: int, height: int, path: str) -> None:
     if width * height > _now.pixels:
         raise MediaError(f"expected a video whose frames have at most {_now.pixels:,} pixels, found {width} x {height} in {path}; "
                          "scale it down with ffmpeg", kind="too_large", path=path)
+
+
+def check_declared_frames(path: str, head: bytes) -> None:
+    """Raises MediaError for an MP4 that declares more frames than it has bytes, before FFmpeg makes room for them. `head`: its
+    first 16 bytes."""
+    declared, size = most_frames(path, head), os.path.getsize(path)
+    if declared > size:
+        raise MediaError(f"expected a video, found one that declares {declared:,} frames in {size:,} bytes: {path}; copy it again",
+                         kind="corrupt", path=path)
 
 
 def check_frame_count(frames: int, path: str) -> None:

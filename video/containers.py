@@ -6,13 +6,16 @@ declare nothing: a cut there is a shorter video.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["is_cut", "looks_like_video"]
+__all__ = ["is_cut", "looks_like_video", "most_frames"]
 
 _SIGNATURES = (b"\x1a\x45\xdf\xa3", b"RIFF", b"FLV", b"OggS", b"GIF8", b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3",
                b"\x30\x26\xb2\x75", b"\x47\x40")
 _BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"moof", b"styp", b"sidx", b"uuid", b"pnot"}
+_HOLD_BOXES = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf"}
+_COUNTS = {b"stsz": 8, b"trun": 4}  # where they say how many frames
 _MOST_BOXES = 100_000
 
 
@@ -39,6 +42,42 @@ def _mp4_is_cut(handle: BinaryIO, size: int) -> bool:
         index_seen = index_seen or kind == b"moov"
         position += length
     return position > size or not index_seen
+
+
+def _boxes(handle: BinaryIO, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """(kind, begin of its content, end) of MP4 boxes, those inside others too."""
+    left, todo = _MOST_BOXES, [(begin, end)]
+    while todo and left:
+        position, limit = todo.pop()
+        while position + 8 <= limit and left:
+            left -= 1
+            handle.seek(position)
+            head = handle.read(16)
+            length, kind, content = int.from_bytes(head[:4], "big"), head[4:8], position + 8
+            if length == 1:
+                length, content = int.from_bytes(head[8:16], "big"), position + 16
+            elif length == 0:
+                length = limit - position
+            if length < 8:
+                break
+            if kind in _HOLD_BOXES:
+                todo.append((content, min(limit, position + length)))
+            yield kind, content, min(limit, position + length)
+            position += length
+
+
+def most_frames(path: str, head: bytes) -> int:
+    """The most frames that one table of an MP4 declares; 0 for other files. A table of frames of one size has no bytes for each of
+    them: FFmpeg makes room for as many as it says."""
+    if head[4:8] not in _BOXES:
+        return 0
+    most = 0
+    with open(path, "rb") as handle:
+        for kind, content, end in _boxes(handle, 0, os.path.getsize(path)):
+            if kind in _COUNTS and content + _COUNTS[kind] + 4 <= end:
+                handle.seek(content + _COUNTS[kind])
+                most = max(most, int.from_bytes(handle.read(4), "big"))
+    return most
 
 
 def _vint(handle: BinaryIO, keep_marker: bool) -> tuple[int, bool]:

@@ -7,7 +7,6 @@ truncated (the end is not there), corrupt (the middle is wrong), no_video, unsup
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import time
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import MediaError, MissingExtraError, install_command
-from video.bounds import bounds, check_frame_count, check_stream_size, container_options
+from video.bounds import bounds, check_declared_frames, check_frame_count, check_stream_size, container_options
 from video.containers import is_cut, looks_like_video
 from video.sampling import constant_fps, is_variable
 
@@ -114,15 +113,13 @@ def _head(path: str) -> bytes:
     if not os.path.exists(path):
         hint = "download it first, addresses are not fetched" if "://" in path else "check the path"
         raise MediaError(f"expected a video file or a folder of frames, found none at {path}; {hint}", kind="missing", path=path)
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe may wait for ever
-        raise MediaError(f"expected a video file or a folder of frames, found a pipe or device: {path}; give the file itself",
-                         kind="unsupported", path=path)
+    if not os.path.isfile(path):  # opening a pipe may wait for ever
+        raise MediaError(f"expected a video, found a pipe or device: {path}; give the file", kind="unsupported", path=path)
     try:
         with open(path, "rb") as handle:
             head = handle.read(16)
     except OSError as err:
-        raise MediaError(f"expected a readable video file at {path} ({err}); check its permissions", kind="missing",
-                         path=path) from err
+        raise MediaError(f"expected a readable video at {path} ({err}); check its permissions", kind="missing", path=path) from err
     if not head:
         raise MediaError(f"expected a video, found an empty file: {path}; copy or download it again", kind="empty", path=path)
     return head
@@ -147,6 +144,7 @@ def open_container(path: str) -> Any:
     """The opened PyAV container. Only this file is ever read: playlists and addresses are refused. Raises MediaError."""
     av = import_library("av")
     head = _head(path)
+    check_declared_frames(path, head)
     try:
         container = av.open("file:" + os.path.abspath(path), options=container_options(), metadata_errors="replace")
     except (av.error.FFmpegError, ValueError, OSError) as err:

@@ -243,7 +243,7 @@ class TensorStore:
             entry = load(fd, key, check=check)
             if check:
                 self._seen[key] = identity
-            if time.time() - facts.st_atime > _STAMP_EVERY_S:
+            if abs(time.time() - facts.st_atime) > _STAMP_EVERY_S:  # or of a clock that was wrong
                 with suppress(OSError):  # a file of another user
                     os.utime(fd, ns=(time.time_ns(), facts.st_mtime_ns))
             return entry

@@ -169,7 +169,17 @@ def _link(path: str) -> str:
 
 
 def _born(pid: int) -> float | None:
-    """When the process was created, so that a number used again is not taken for it; None when there is none."""
+    """When the process was created, so that a number used again is not taken for it; None when there is none.
+
+    In seconds since the machine was booted: psutil's create_time() is of the wall clock, and a clock that is set (by NTP, after a
+    suspend) would make every process another one, and every run in use look abandoned.
+    """
+    if os.path.exists("/proc/self/stat"):  # Linux
+        try:
+            state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            return None if state in "ZXx" else int(rest[18]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime
+        except (OSError, ValueError, IndexError):
+            return None
     import psutil
 
     try:
