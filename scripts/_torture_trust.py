@@ -41,7 +41,8 @@ def record(path: Path, tried: Attack, outcome: Outcome) -> None:
     """Put the row of `tried` into the table at `path` and into the one beside it in Markdown."""
     rows = json.loads(path.read_text(encoding="utf-8"))["attacks"] if path.exists() else {}
     rows[tried.name] = {"attack": tried.what, "expected": tried.expected, "held": outcome.held, "result": outcome.result,
-                        "figures": outcome.figures, "when": time.strftime("%Y-%m-%d", time.gmtime())}
+                        "figures": outcome.figures, "load": round(os.getloadavg()[0], 1),
+                        "when": time.strftime("%Y-%m-%d", time.gmtime())}
     table = {"machine": {"processor": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()},
              "tried": len(rows), "got_through": sum(not row["held"] for row in rows.values()),
              "attacks": dict(sorted(rows.items()))}
