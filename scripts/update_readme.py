@@ -80,6 +80,14 @@ def trl() -> str:
     return "\n".join(lines)
 
 
+def _beside(found: dict[str, Any]) -> str:
+    """What to say of seconds that were measured on a machine that had more to do than it has cores."""
+    machine = found["machine"]
+    if machine["load_1min"] <= machine["cores"]:
+        return ""
+    return f" on {machine['cores']} cores beside other work (load {machine['load_1min']:.0f})"
+
+
 def mixed() -> str:
     """Every task of the mixed run, before and after."""
     found = _load("demo_mixed")
@@ -95,7 +103,8 @@ def mixed() -> str:
                  f"significantly, in either mode: {', '.join(fell) or 'none'}.")
     samples = {r["samples"] for r in found["held_out"]["sampled"].values()}
     lines.append(f"\n{found['steps']} steps of {found['prompts_per_step']} prompts x {found['group_size']} completions in "
-                 f"{found['seconds'] / 60:.1f} minutes on one thread of {found['machine']['cpu']}, seed {found['seed']}; "
+                 f"{found['seconds'] / 60:.1f} minutes on one thread of {found['machine']['cpu']}{_beside(found)}, "
+                 f"seed {found['seed']}; "
                  f"{min(samples)} held-out pictures per task.")
     return "\n".join(lines)
 
@@ -201,7 +210,8 @@ def video(found: dict[str, Any]) -> str:
     return "\n".join(["| when and where, held-out (metric) | before | after | gain, paired 95 % interval |", "|---|---|---|---|",
                       *_gains(found["held_out"]),
                       f"\n{found['steps']} steps of {found['prompts_per_step']} prompts x {found['group_size']} completions in "
-                      f"{found['seconds'] / 60:.1f} minutes on one thread of {found['machine']['cpu']}, seed {found['seed']}; "
+                      f"{found['seconds'] / 60:.1f} minutes on one thread of {found['machine']['cpu']}{_beside(found)}, "
+                 f"seed {found['seed']}; "
                       f"{min(clips)} held-out clips per task."])
 
 
@@ -261,9 +271,8 @@ def schedule(found: dict[str, Any]) -> str:
         lines.append(f"| {':'.join(f'{x:g}' for x in row['ratio'])}, {row['groups']} groups | "
                      f"{' | '.join(format(s[name]['of_serial'], '.2f') for name in names)} | "
                      f"{s['pipelined_4']['bound']:.2f} | {s['pipelined_4']['share']:.0%} |")
-    machine = found["machine"]
-    if machine["load_1min"] > machine["cores"]:
-        lines += ["", f"Measured on {machine['cores']} cores beside other work (load {machine['load_1min']:.0f})."]
+    if beside := _beside(found):
+        lines += ["", f"Measured{beside}."]
     return "\n".join(lines)
 
 
