@@ -128,7 +128,7 @@ def test_onethinkers_name_stands_where_its_rule_is_used() -> None:
         if "OneThinker" in line.comment:
             assert config_of(line.recipe).algorithm.advantage_scale == "ema", line
     named = {line.recipe for line in LINES if line.key == "advantage_scale" and "OneThinker" in line.comment}
-    assert named == {"mixed", "video_mixed"}
+    assert named == {"mixed", "mixed_tiny", "video_mixed", "video_tiny"}
 
 
 # T-GRPO: can the bonus act?
