@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
@@ -221,7 +222,11 @@ def nan_head(file: Path) -> None:
 
 def test_weights_that_are_not_finite_end_the_run_and_name_the_place(policy: Path, tmp_path: Path) -> None:
     wrong = broken_copy(policy, tmp_path / "nan", "model.safetensors", nan_head)
-    trainer = trainer_of(wrong, tmp_path)
+    with pytest.raises(CheckpointError, match=r"expected finite weights in .*nan, found NaN or infinity in 1 tensor \("):
+        trainer_of(wrong, tmp_path)
+    trainer = trainer_of(policy, tmp_path)
+    with torch.no_grad():  # after they were read: what training, or a fault of the machine, may do
+        trainer.policy.core.model.lm_head.weight.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match=r"found \(nan, nan.*in decision 1 of .*/reach, state eval-0, member 0 \(weights of "):
         trainer.fit()
     assert status(tmp_path) == "failed" and gone(trainer.pool.pids())
