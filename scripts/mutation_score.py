@@ -78,7 +78,7 @@ class Verdict:
 
 
 def _without_annotations(source: str) -> str | None:
-    """The syntax tree of a module without annotations and docstrings; None where it cannot be compiled."""
+    """The syntax tree of a module without annotations; None where it cannot be compiled."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
