@@ -26,20 +26,22 @@ goldens void: tests/tasks/metrics/test_official_inputs.py compares their digests
                     stat_result, check_SR, simple_decode of evaluate_GUIOdyssey.py at e12788f, metric 'macro'
     ocrbench        Yuliang-Liu/MultimodalOCR OCRBench/example.py at f5cbec6, whole; the place left for a model ("TODO Generation")
                     answers with the row's own prediction; 125 rows, 8 times over, are the 1000 it wants
+    docvqa          docvqa.org's program as QwenLM/Qwen-VL eval_mm/infographicsvqa_eval.py at aa00ed0 keeps it, whole:
+                    python infographicsvqa_eval.py -g GT -s SUBMISSION -o OUT
     vsibench        vision-x-nyu/thinking-in-space lmms_eval/tasks/vsibench/utils.py at e6a72f3: vsibench_process_results,
                     vsibench_aggregate_results and what they call
     chartqa         google-research/pix2struct pix2struct/metrics.py at 5b086ef: relaxed_correctness, aggregate_metrics; and
                     the package lmms-eval 0.7.3, tasks/chartqa/utils.py
     mathvista       lupantech/MathVista evaluation/calculate_score.py at 2a249bb: get_most_similar, normalize_extracted_answer
-    charades        the package lmms-eval 0.7.3, tasks/charades_sta/utils.py; and huangb23/VTimeLLM vtimellm/eval/{eval,metric}.py
-                    at 673312a: iou, grounding_metrics
+    charades        EvolvingLMMs-Lab/lmms-eval tasks/charades_sta/utils.py at 75571cf, on the texts; and huangb23/VTimeLLM
+                    vtimellm/eval/{eval,metric}.py at c34ae56: iou, grounding_metrics
     choices         the package lmms-eval 0.7.3, tasks/{mlvu,mvbench,videomme}/utils.py: process_results and aggregate_results
-    qvhighlights    jayleicn/moment_detr standalone_eval/eval.py at 2fa9e32, whole, with its utils.py in the copy
-                    MonsisGit/moment_detr at b076047: python -m standalone_eval.eval
-    nextgqa         doc-doc/NExT-GQA code/TempGQA/eval_ground.py at 3902e7d, whole: eval_ground
+    qvhighlights    jayleicn/moment_detr standalone_eval/{eval,utils}.py at b7e553a, whole: python -m standalone_eval.eval
+    nextgqa         doc-doc/NExT-GQA code/TempGQA/eval_ground.py at 63772e0, whole: eval_ground
     got10k          the package got10k 0.1.3: ExperimentGOT10k(root, 'val').report on folders written from the input
 
-Run on 2026-11-21 with Python 3.11, numpy 2.4.6, pandas 3.1.1, scikit-learn 1.9.1, pycocotools 2.0.11, Levenshtein 0.27.5.
+Run on 2026-11-21 (charades, docvqa, nextgqa, qvhighlights on 2026-11-23) with Python 3.11, numpy 2.4.6, pandas 3.1.1,
+scikit-learn 1.9.1, pycocotools 2.0.11, Levenshtein 0.27.5.
 Not to be had: the evaluation of AndroidControl's own paper (no program of theirs compares predictions); EasyVideoR1's and
 VideoChat-R1's tracking and spatio-temporal protocols are papers' protocols, not a benchmark's program.
 """
@@ -276,6 +278,17 @@ def ocrbench() -> Row:
     return {"rows": rows, "times": 8}
 
 
+_SAID = ("Denver  Broncos", "denver broncos", "Denver\tBroncos ", "Denver Bronco", "12/15/88", "12/15/89", "Stra\u00dfe", "STRASSE",
+         "\u0149a", "na", "x" + " " * 40 + "y", "a  b   c", "a b c", "", " ", "hello", "help", "heXXX", "\uff11\uff12", "12")
+
+
+def docvqa() -> Row:
+    """Every answer against lists of accepted answers: runs of white space, case, letters that grow in upper case, empty texts."""
+    truths = [[text] for text in _SAID] + [["Denver Broncos", "Denver R. Broncos"], ["12", "twelve", ""]]
+    rows = [{"answer": said, "answers": accepted} for said in _SAID for accepted in truths]
+    return {"rows": [{"questionId": number, **row} for number, row in enumerate(rows, 1)]}
+
+
 def vsibench() -> Row:
     """Number questions and choice questions with answer texts. Truths are positive: the official rule divides by them."""
     rng, rows = random.Random(51), []
@@ -327,8 +340,8 @@ def mathvista() -> Row:
 
 
 INPUTS: Mapping[str, Callable[[], Row]] = {
-    make.__name__: make for make in (ovdeval, screenspot, screenspot_pro, os_atlas, gui_r1, ui_r1, odyssey, ocrbench, vsibench,
-                                     chartqa, mathvista, *VIDEO_INPUTS)}
+    make.__name__: make for make in (ovdeval, screenspot, screenspot_pro, os_atlas, gui_r1, ui_r1, odyssey, ocrbench, docvqa,
+                                     vsibench, chartqa, mathvista, *VIDEO_INPUTS)}
 """Name of an input file -> its content."""
 
 

@@ -240,7 +240,7 @@ def make_mmmu(folder: Path) -> Path:
 
 def _screenspot_rows(names: Mapping[str, str], form: Callable[[tuple[int, int, int, int]], list[float]]) -> list[dict[str, Any]]:
     return [{names["image"]: "screen.png", "bbox": form(box), "instruction": f"open {label.lower()}",
-             "data_type": "text" if label == "Search" else "icon", "data_source": "hand-made"} for label, box in BUTTONS.items()]
+             "data_type": "text" if label == "Search" else "icon", "data_source": "android"} for label, box in BUTTONS.items()]
 
 
 def make_screenspot(folder: Path) -> Path:

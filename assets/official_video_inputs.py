@@ -20,12 +20,15 @@ def _span(rng: random.Random, duration: float, decimals: int = 1) -> list[float]
 
 
 def charades() -> Row:
-    """Queries with one true span; `span` is what the answer text holds (null: nothing readable). Half are whole percents."""
+    """Queries with one true span; `span` is what the answer text holds (null: nothing readable). Half are whole percents. Some true
+    ends lie behind the video's end; some answers end far behind it, before they start, or at once."""
     rng, rows = random.Random(71), []
     for number in range(60):
         duration = 100.0 if number % 2 else round(rng.uniform(15, 90), 1)
         true = _span(rng, duration)
-        kind = rng.choice(["same", "near", "near", "half", "other", "none"])
+        if number % 7 == 0:
+            true[1] = round(duration + rng.uniform(0.1, 1.5), 1)
+        kind = rng.choice(["same", "near", "near", "half", "other", "none", "over", "reversed", "instant"])
         found: list[float] | None = list(true)
         if kind == "near":
             found = [max(0.0, round(v + rng.uniform(-0.1, 0.1) * duration, 1)) for v in true]
@@ -35,17 +38,24 @@ def charades() -> Row:
             found = _span(rng, duration)
         elif kind == "none":
             found = None
+        elif kind == "over":
+            found = [true[0], round(duration + rng.choice([0.5, 8.0, 60.0, 1e6]), 1)]
+        elif kind == "reversed":
+            found = true[::-1]
+        elif kind == "instant":
+            found = [true[0], true[0]]
         if found and number % 2:
             found = [float(round(v)) for v in found]
-        found = found if found and found[1] > found[0] else None
-        rows.append({"video": f"V{number:03d}.mp4", "duration": duration, "true": true, "span": found,
-                     "text": f"{found[0]} - {found[1]} seconds" if found else rng.choice(["", "never", "I do not know."]),
-                     "percent": f"From {found[0]:02.0f} to {found[1]:02.0f}." if found and number % 2 and found[1] < 100 else None})
+        text = f"{found[0]} - {found[1]} seconds" if found else rng.choice(["", "never", "I do not know."])
+        percent = f"From {found[0]:02.0f} to {found[1]:02.0f}." if found and number % 2 and max(found) < 100 else None
+        rows.append({"video": f"V{number:03d}.mp4", "duration": duration, "true": true, "span": found, "text": text,
+                     "percent": percent})
     return {"rows": rows}
 
 
 def qvhighlights() -> Row:
-    """The official submission and ground truth, every query answered with one window at least (the program needs one)."""
+    """The official submission and ground truth, every query answered with one window at least (the program needs one). Windows
+    reach behind the video's end, end before they start, are there twice or without length."""
     rng, truth, submission = random.Random(72), [], []
     for number in range(24):
         duration = rng.choice([150, 150, 60, 90])
@@ -68,10 +78,16 @@ def qvhighlights() -> Row:
         for window in windows:
             if rng.random() < 0.85:
                 shift = (window[1] - window[0]) * rng.choice([0.0, 0.0, 0.04, 0.1, 0.18, 0.3, 0.6])
-                found.append([round(max(0.0, window[0] - shift), 2), round(min(float(duration), window[1] + shift), 2)])
+                found.append([round(max(0.0, window[0] - shift), 2), round(window[1] + shift, 2)])
         for _ in range(rng.choice([0, 1, 3, 12])):
             start = rng.randrange(0, duration - 4)
             found.append([float(start), float(rng.randrange(start + 1, duration))])
+        if number % 4 == 1:
+            found.insert(rng.randrange(len(found) + 1), rng.choice([[*windows[0]][::-1], [float(duration), 2.0], [6.0, 6.0]]))
+        if number % 5 == 0 and found:
+            found.append(list(found[0]))
+        if number % 5 == 2:
+            found.append([float(windows[-1][0]), 1e6])
         if number % 3 == 0:
             rng.shuffle(found)
         found = found or [[0.0, 2.0]]
@@ -87,7 +103,7 @@ def qvhighlights() -> Row:
 
 def nextgqa() -> Row:
     """gsub.json's form, one predicted span per question, and answers. `missing` are questions without a prediction, which the
-    program leaves out of every mean."""
+    program leaves out of every mean. Some truths start before 0; some predictions end behind the video or before they start."""
     rng = random.Random(73)
     truth: Row = {}
     spans: dict[str, list[float]] = {}
@@ -100,10 +116,13 @@ def nextgqa() -> Row:
             key = f"v{video}_{question}"
             where = sorted(_span(rng, duration) for _ in range(rng.randrange(1, 4)))
             location[str(question)] = where
+            if video % 3 == 0:
+                where[0][0] = -0.1
             start, end = rng.choice(where)
-            kind = rng.choice(["same", "inside", "around", "other", "instant", "instant outside", "missing"])
+            kind = rng.choice(["same", "inside", "around", "other", "instant", "instant outside", "missing", "over", "reversed"])
             spans[key] = {"same": [start, end], "inside": [start, round((start + end) / 2, 1)],
-                          "around": [max(0.0, round(start - (end - start), 1)), min(duration, round(end + (end - start) / 2, 1))],
+                          "around": [round(start - (end - start), 1), round(end + (end - start) / 2, 1)],
+                          "over": [start, round(duration + rng.choice([3.0, 40.0, 1e6]), 1)], "reversed": [end, start],
                           "other": _span(rng, duration), "instant": [start, start], "instant outside": [duration + 5, duration + 5],
                           "missing": [0.0, 0.0]}[kind]
             if kind == "missing":

@@ -16,6 +16,7 @@ from mmrl.types import Completion, Group, ImageSize, RewardContext, Sample, Scor
 # On Intel CPUs MKL rounds a row of a matrix product differently in batches of different size, unless it is asked for strict
 # reproducibility. A rollout's log-probs would then depend on which requests happened to be answered together, and a pipelined,
 # resumed or served run would not equal the serial one bit for bit. Read by MKL at its first product; a value of yours stays.
+# On AMD's processors MKL does not listen: mmrl/policy/batch_invariance.py.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 _torchvision_cpu.install()  # before anything imports torchvision; does nothing on a CUDA build of torch
 

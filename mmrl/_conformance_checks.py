@@ -154,7 +154,7 @@ def _is_frozen(value: Any) -> bool:
 def _loading(bench: Bench) -> Iterator[str]:
     first = _texts(bench.samples)
     fresh = task_from_spec(bench.spec, bench.params)
-    fresh.on_error = bench.task.on_error
+    fresh.on_error, fresh.orientation = bench.task.on_error, bench.task.orientation
     for label, task in (("the second time", bench.task), ("by a new instance", fresh)):
         again = _texts(list(itertools.islice(task.load(bench.path), bench.limit)))
         if len(again) != len(first):
@@ -279,18 +279,25 @@ def _grouped(bench: Bench) -> Iterator[str]:
 
 
 def _garbage_texts(bench: Bench) -> Iterator[tuple[str, Sample, str, RewardContext]]:
+    task = bench.task
+    # native finds the one box of a text; without an envelope a stray tag is text around it
+    prose = getattr(task, "answer_format", "answer") == "bare" and getattr(task, "answers", "strict") != "strict"
     for sample, sizes in bench.usable[:_GARBAGE_SAMPLES]:
         ctx = bench.context(sizes)
         gold, wrong = bench.task.gold(sample, ctx), bench.task.wrong(sample, ctx)
         texts = {**GARBAGE, "two answers, right and wrong": f"{gold}\n{wrong}",
                  "two answers, wrong and right": f"{wrong}\n{gold}"}
-        yield from ((label, sample, text, ctx) for label, text in texts.items())
+        yield from ((label, sample, text, ctx) for label, text in texts.items()
+                    if not (prose and label == "unclosed <answer> with text"))
 
 
 def _garbage(bench: Bench) -> Iterator[str]:
     for label, sample, text, ctx in _garbage_texts(bench):
         score = bench.score(label, sample, text, ctx)
-        if score.value != 0 or score.parsed or not score.reason or is_reward_failure(score):
+        paid = score.value
+        if getattr(bench.task, "pays_unread", False) and "format" in score.parts:
+            paid -= score.weights["format"] * score.parts["format"]  # a paper's form, which it judges apart from the answer
+        if abs(paid) > 1e-9 or score.parsed or not score.reason or is_reward_failure(score):
             yield f"{label}: value {score.value:.4g}, parsed {score.parsed}, reason {score.reason}"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import MediaError
-from mmrl.media import open_image
+from mmrl.media import open_image, orientation_of
 from mmrl.report.charts import nice_ticks
 from mmrl.report.rows import seconds, spans_of, track_of
 from mmrl.report.stills import Stills, boxes_at, clip_of, read_stills
@@ -82,7 +82,8 @@ def _picture(sample: Sample) -> tuple[Image | None, float]:
     if not sample.images:
         return None, 1.0
     index = sample.params.get("image_index", 0)
-    picture = open_image(sample.images[index if isinstance(index, int) and 0 <= index < len(sample.images) else 0])
+    path = sample.images[index if isinstance(index, int) and 0 <= index < len(sample.images) else 0]
+    picture = open_image(path, orientation=orientation_of(sample))
     scale = _SIDE / max(picture.size)
     return picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))), scale
 

@@ -3,9 +3,9 @@
 non_finite, entropy_collapse, reward_stuck (parsing works but nothing is ever right, in the whole step or in one data source:
 usually a wrong coordinate frame), logprob_gap (sampler and trainer disagree), prompts_failed (no prompt of a step could be
 read), task_failed (simulators: no episode of a task has finished for alarms.zero_reward_steps steps), checkpoint_failed; those of
-mmrl.diagnosis where they last for alarms.steps steps: parse_rate, no_signal, zero_gradient, truncated, reward_failures; and
-never_trained: no gradient in any step since the run began. Each fires once until it has cleared again; reward_stuck and parse_rate
-once per source, task_failed once per task.
+mmrl.diagnosis where they last for alarms.steps steps: parse_rate, no_signal, zero_gradient, truncated, reward_failures,
+same_answer (one answer to nearly every prompt, and it pays); and never_trained: no gradient in any step since the run began. Each
+fires once until it has cleared again; reward_stuck, parse_rate and same_answer once per source, task_failed once per task.
 weight_sync (a rollout engine with a copy of the weights did not get those of now) and a non-finite loss stop the run where they
 happen: the trainer writes these two itself.
 """
@@ -20,6 +20,9 @@ from mmrl.config import AlarmConfig
 from mmrl.diagnosis import diagnose, trained
 
 __all__ = ["Alarm", "AlarmBoard"]
+
+
+_MEASURED_BY = {"same_answer": "same_answer"}  # the metric without which a step says nothing of a source; else its parse_rate
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,11 @@ class AlarmBoard:
         """
         findings = {f"{f.name}/{f.source}": f for f in diagnose(row, self.config)}
         absent = {key: n for key, n in self._lasting.items() if (source := key.partition("/")[2])
-                  and f"train/{source}/parse_rate" not in row}
-        whole = findings.get("parse_rate/")
+                  and f"train/{source}/{_MEASURED_BY.get(key.partition('/')[0], 'parse_rate')}" not in row}
         counts = {key: self._lasting.get(key, 0) + 1 for key in findings}
-        if whole is not None:  # no source keeps the format: their own counts go on, and the one alarm is enough
-            counts |= {key: n + 1 for key, n in self._lasting.items() if key.startswith("parse_rate/") and key not in findings}
+        for name in ("parse_rate", "same_answer"):
+            if f"{name}/" in findings:  # of every source: their own counts go on, and the one alarm is enough
+                counts |= {key: n + 1 for key, n in self._lasting.items() if key.startswith(f"{name}/") and key not in findings}
         self._lasting = {**absent, **counts}
         return [Alarm(step, f.name, f"{self._lasting[key]} step{'s' * (self.config.steps > 1)} in a row: {f.message}", f.severity)
                 for key, f in findings.items() if self._lasting[key] == self.config.steps]

@@ -258,15 +258,18 @@ class AlarmConfig(_Section):
     logprob_gap: float = Field(0.05, gt=0)  # mean |sampler - trainer| log-prob per token
     entropy_floor: float = Field(0.005, ge=0)  # nats per token
     zero_reward_steps: int = Field(5, ge=1)  # steps in a row with accuracy ~0 but parsing, or no episode finished; also per source
-    steps: int = Field(3, ge=1)  # steps in a row until parse_rate, no_signal, zero_gradient, truncated, reward_failures are raised
+    steps: int = Field(3, ge=1)  # steps in a row until parse_rate, no_signal, zero_gradient, truncated, same_answer and
+    # ^ reward_failures are raised
     parse_rate: float = Field(0.05, ge=0, lt=1)  # at most this share of answers keeps the format; also per source
     truncated: float = Field(0.95, gt=0, le=1)  # at least this share of answers is cut at rollout.max_new_tokens
+    same_answer: float = Field(0.9, gt=0, le=1)  # at least this share of the prompts' answers is one answer, while rewards are
+    # ^ positive and the truths are at least 0.2 less alike: the reward can be guessed; also per source
     reward_failures: float = Field(0.02, ge=0, lt=1)  # more of the rewards than this raised, hung or crashed (all of them end the
     # ^ run beyond reward.max_failure_share)
     untrained_steps: int = Field(10, ge=1)  # never_trained: so many steps from the run's start, and no gradient in any of them
     stop: list[Literal[
         "non_finite", "logprob_gap", "entropy_collapse", "reward_stuck", "prompts_failed", "task_failed", "parse_rate", "no_signal",
-        "zero_gradient", "truncated", "reward_failures", "never_trained"]] = ["non_finite", "never_trained"]
+        "zero_gradient", "truncated", "same_answer", "reward_failures", "never_trained"]] = ["non_finite", "never_trained"]
     # ^ parse_rate and no_signal only warn by default: a cold start may keep the format rarely for some steps and learn it from the
     # few groups with signal. Where no group of a run had any for untrained_steps steps there is nothing to wait for: weights are
     # still those it began with, and the same policy asks prompts of the same kind

@@ -57,7 +57,7 @@ class DataSource(Section):
     """One data file or folder read by one task."""
 
     task: str  # built-in name, package/name, or file.py:Name
-    path: str
+    path: str  # file or folder, or hf://owner/name[/subset][:split]
     weight: float = Field(1.0, gt=0)  # share of prompts drawn from it, relative to the other sources
     limit: int | None = Field(None, ge=1)  # first n samples only (those that passed the filter)
     pass_rate: PassRateConfig | None = None  # offline filter
@@ -143,6 +143,14 @@ class ScheduleConfig(Section):
         return self
 
 
+class ImageConfig(Section):
+    """How pictures are read; their budget is data.min_pixels and data.max_pixels."""
+
+    orientation: Literal["displayed", "stored"] = "displayed"  # of pictures with an EXIF orientation tag: turned as viewers show
+    # ^ them, or with the rows and columns of the file; the policy sees, and boxes count, these pixels. A source's own:
+    # data.train[].params.reader.orientation
+
+
 class VideoConfig(Section):
     """How clips are sampled and how large their frames may be (video/sampling.py, video/budget.py); rows may override the
     sampling in params.video. Budgets left out are those of qwen-vl-utils."""
@@ -172,13 +180,15 @@ class DataConfig(Section):
 
     train: list[DataSource] = []
     eval: list[DataSource] = []
-    on_error: Literal["raise", "record"] = "raise"  # a broken row stops the run, or is listed in rejected.jsonl
+    on_error: Literal["raise", "record"] = "raise"  # a broken row, picture or clip stops the run, or is listed (rows in
+    # ^ rejected.jsonl, media in failures.jsonl)
     balance: Literal["weights", "tasks", "sources"] = "weights"
     # ^ tasks / sources: every task (source name) gets an equal share of the draws; weights then act inside it
     curriculum: list[CurriculumStage] = []
     selection: Annotated[SelectionConfig, BeforeValidator(_kind_alone)] = SelectionConfig()  # `selection: variance` for short
     min_pixels: int | None = Field(None, ge=1)  # picture budget handed to the processor
     max_pixels: int | None = Field(None, ge=1)
+    image: ImageConfig = ImageConfig()
     video: VideoConfig = VideoConfig()
     cache: CacheConfig = CacheConfig()
     workers: int = Field(0, ge=0)  # processes that prepare media ahead of time (mmrl/prefetch.py); they need cache.dir

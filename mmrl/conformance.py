@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mmrl.config import DataSource, RunConfig
     from mmrl.policy.encode import Encoder
 
-__all__ = ["Conformance", "Finding", "check_task", "load_encoder"]
+__all__ = ["Conformance", "Finding", "check_task", "load_encoder", "source_of"]
 
 _SHOWN = 3  # problems quoted per check
 _PICTURES = 12
@@ -69,6 +69,7 @@ class Conformance:
     lowest_gold: dict[str, float] = field(default_factory=dict)
     rounds: bool = False
     skipped: dict[str, int] = field(default_factory=dict)  # rows left out on request, by reason
+    notes: dict[str, int] = field(default_factory=dict)  # what was done to rows that are used
     pictures: list[str] = field(default_factory=list)
 
     @property
@@ -112,7 +113,7 @@ def load_encoder(model: str | None, folder: Path, config: RunConfig | None = Non
     return encoder, name
 
 
-def _source_of(config: RunConfig, spec: str, data: str | Path | None) -> DataSource:
+def source_of(config: RunConfig, spec: str, data: str | Path | None) -> DataSource:
     """The run's data source that uses the task: the one that reads `data` if there is one, else the first, training first.
 
     Raises ConfigError when the configuration does not use the task."""
@@ -140,12 +141,12 @@ def check_task(spec: str, data: str | Path | None = None, *, model: str | None =
     from mmrl.runlog import write_json
 
     folder, settings = Path(out), dict(params or {})
-    source = _source_of(config, spec, data) if config is not None else None
+    source = source_of(config, spec, data) if config is not None else None
     if source is not None:
         settings, data = merge(dict(source.params), settings), source.path if data is None else data
     task = task_from_spec(spec, settings)
     if config is not None:
-        task.on_error = config.data.on_error
+        task.on_error, task.orientation = config.data.on_error, config.data.image.orientation
     folder.mkdir(parents=True, exist_ok=True)
     path = str(data) if data is not None else task.example_data(str(folder / "examples"))
     if path is None:
@@ -176,6 +177,7 @@ def _load(task: Task, path: str, limit: int, result: Conformance) -> list[Sample
     except Exception as error:  # the task's own code: whatever it raises is the finding
         problems = [f"{type(error).__name__}: {error}"]
     result.samples, result.rejected, result.skipped = len(samples), len(task.rejected), dict(task.skipped)
+    result.notes = dict(task.notes)
     result.rejected_shown = [str(row)[:300] for row in itertools.islice(task.rejected, _SHOWN)]
     result.findings.append(_finding(check, problems))
     return [] if problems else samples

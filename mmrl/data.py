@@ -17,21 +17,24 @@ import numpy as np
 
 from mmrl.config import CurriculumStage, DataSource, RunConfig
 from mmrl.curriculum import Plan
-from mmrl.errors import DataError
+from mmrl.errors import DataError, MediaError
 from mmrl.files import json_line, write_text
+from mmrl.media import Orientation
 from mmrl.offline import check_demonstrations
 from mmrl.pass_rates import filter_by_rate, read_pass_rates
 from mmrl.registry import task_from_spec
 from mmrl.task import Task
 from mmrl.types import Sample
 
-__all__ = ["LoadedSource", "PromptStream", "load_sources", "prompt_stream", "skipped_report", "write_rejected", "write_skipped"]
+__all__ = ["LoadedSource", "PromptStream", "load_sources", "note_lines", "prompt_stream", "skipped_report",
+           "stop_at_broken_media", "write_rejected", "write_skipped"]
 
 
 @dataclass(frozen=True)
 class LoadedSource:
     """One data source: its task, its samples, its share of the draws, rows that could not be used (`rejected`) and those
-    left out on request, counted by reason (`skipped`): by the reader, by the pass-rate filter."""
+    left out on request, counted by reason (`skipped`): by the reader, by the pass-rate filter. `notes` count what was done to
+    rows that are used: annotations left out or cut, pictures with an EXIF orientation."""
 
     config: DataSource
     task: Task
@@ -39,23 +42,26 @@ class LoadedSource:
     rejected: tuple[Any, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     pass_rates: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by (source name, sample id)
+    notes: Mapping[str, int] = field(default_factory=dict)
 
 
-def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise", where: str = "data.train") -> list[LoadedSource]:
+def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise", orientation: Orientation = "displayed",
+                 where: str = "data.train") -> list[LoadedSource]:
     """Read every source. Raises DataError when a source is missing, empty, or repeats the id of another.
 
-    With on_error 'record', unusable rows are kept in `rejected` instead of stopping the run. `where` is what the user
+    With on_error 'record', unusable rows are kept in `rejected` instead of stopping the run; `orientation` is
+    data.image.orientation. `where` is what the user
     would correct, named in errors: a list in the configuration (data.train, data.eval) or an option (--data).
     """
     key = f"{where}[].path" if where.startswith("data.") else where
     loaded: list[LoadedSource] = []
     seen: dict[str, str] = {}
     for config in configs:
-        if not Path(config.path).exists():
+        if not config.path.startswith("hf:/") and not Path(config.path).exists():
             raise DataError(f"expected data at {config.path}, found nothing; check {key}")
         task = task_from_spec(config.task, config.params)
-        task.on_error = on_error
-        samples, refused = check_demonstrations(config.path, tuple(task.load(config.path)), on_error)
+        task.on_error, task.orientation = on_error, orientation
+        samples, refused = check_demonstrations(config.path, _rows(task, config), on_error)
         skipped, rates = Counter(task.skipped), {}
         if config.pass_rate is not None:
             rates = read_pass_rates(config.pass_rate)
@@ -72,8 +78,25 @@ def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise", wher
                 raise DataError(f"{config.path}: sample id '{sample.id}' of source '{sample.source}' is already used in "
                                 f"{seen[key]}; ids must be unique per source")
             seen[key] = config.path
-        loaded.append(LoadedSource(config, task, samples, (*task.rejected, *refused), dict(sorted(skipped.items())), rates))
+        loaded.append(LoadedSource(config, task, samples, (*task.rejected, *refused), dict(sorted(skipped.items())), rates,
+                                   dict(sorted(task.notes.items()))))
     return loaded
+
+
+def _rows(task: Task, config: DataSource) -> tuple[Sample, ...]:
+    """The samples of a source. Raises DataError for the first broken row, which says how to see all of them."""
+    try:
+        return tuple(task.load(config.path))
+    except DataError as error:
+        raise DataError(f"{error} (all of them at once: mmrl tasks check {config.task} --all --data {config.path})") from error
+
+
+def stop_at_broken_media(error: Exception, sample: Sample, on_error: str) -> None:
+    """A picture or clip that cannot be read ends the run where data.on_error is 'raise': DataError from `error`. Other errors, and
+    all of them with 'record', are the caller's to list."""
+    if on_error == "raise" and isinstance(error, MediaError):
+        raise DataError(f"sample {sample.id!r} of source {sample.source!r}: {error}; mend the file and resume, remove the row, or "
+                        "set data.on_error=record, which records such samples and goes on") from error
 
 
 def write_rejected(sources: Sequence[LoadedSource], path: Path) -> int:
@@ -87,10 +110,15 @@ def write_rejected(sources: Sequence[LoadedSource], path: Path) -> int:
 
 
 def skipped_report(sources: Sequence[LoadedSource]) -> list[dict[str, Any]]:
-    """Per data source: samples kept (by source name), rows skipped by reason, rows rejected."""
+    """Per data source: samples kept (by source name), rows skipped by reason, what was done to rows kept, rows rejected."""
     return [{"path": s.config.path, "task": s.config.task, "kept": len(s.samples),
              "by_source": dict(sorted(Counter(x.source for x in s.samples).items())), "skipped": dict(s.skipped),
-             "rejected": len(s.rejected)} for s in sources]
+             "notes": dict(s.notes), "rejected": len(s.rejected)} for s in sources]
+
+
+def note_lines(sources: Sequence[LoadedSource]) -> list[str]:
+    """One line per data source with notes: what was done to rows that are used, counted."""
+    return [f"{s.config.path}: " + ", ".join(f"{count:,} x {note}" for note, count in s.notes.items()) for s in sources if s.notes]
 
 
 def write_skipped(sources: Sequence[LoadedSource], path: Path) -> dict[str, int]:

@@ -4,7 +4,8 @@
         print(finding.name, finding.source, finding.message)
 
 A group teaches something only where its rewards differ, so a run dies silently of four things: answers that do not keep the format,
-answers cut before they are complete, prompts that are all too hard or all too easy, and rewards that fail. mmrl.alarms raises an
+answers cut before they are complete, prompts that are all too hard or all too easy, and rewards that fail. A fifth looks like
+success: one answer to every prompt, where the reward pays for guessing (mmrl.collapse). mmrl.alarms raises an
 alarm where one of them lasts, `mmrl try` says it before a run is started.
 """
 from __future__ import annotations
@@ -17,8 +18,10 @@ from mmrl.config import AlarmConfig
 
 __all__ = ["DIAGNOSES", "Finding", "diagnose", "signal_share", "trained"]
 
-DIAGNOSES = ("parse_rate", "no_signal", "zero_gradient", "truncated", "reward_failures")
+DIAGNOSES = ("parse_rate", "no_signal", "zero_gradient", "truncated", "same_answer", "reward_failures")
 Row = Mapping[str, Any]
+_TRUTHS_DIFFER = 0.2  # the commonest truth's share lies at least this far below the commonest answer's
+_PAYS_NOTHING = 0.01  # a mean reward: where one answer earns no more, it is mmrl.alarms' reward_stuck
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ def diagnose(row: Row, config: AlarmConfig) -> list[Finding]:
         if (cut := row.get("train/clipped_share")) is not None and cut >= config.truncated:
             found.append(Finding("truncated", f"{cut:.0%} of the answers are cut at rollout.max_new_tokens: raise it, or lead the "
                                               "policy to shorter answers (algorithm.overlong: soft)", severity="warning"))
+        found += _collapses(row, config)
         if (failed := _reward_failures(row)) > config.reward_failures:
             found.append(Finding("reward_failures", f"{failed:.0%} of the rewards raised, hung or crashed ({_reasons(row)}), and "
                                                     "these completions are not trained on: mend the reward; rollouts/ has their "
@@ -75,13 +79,38 @@ def _formats(row: Row, config: AlarmConfig) -> list[Finding]:
             for s in sources if (rate := row[f"train/{s}{suffix}"]) is not None and rate <= config.parse_rate]
 
 
+def _collapses(row: Row, config: AlarmConfig) -> list[Finding]:
+    """The whole step in which nearly all prompts get one answer, else each source of which they do."""
+    if (found := _collapsed(row, "train", config)) is not None:
+        return [Finding("same_answer", found, severity="warning")]
+    suffix = "/same_answer"
+    sources = sorted(name[len("train/"):-len(suffix)] for name in row if name.startswith("train/") and name.endswith(suffix)
+                     and name != f"train{suffix}")
+    return [Finding("same_answer", found, s, "warning") for s in sources
+            if (found := _collapsed(row, f"train/{s}", config, f" of source '{s}'")) is not None]
+
+
+def _collapsed(row: Row, where: str, config: AlarmConfig, whose: str = "") -> str | None:
+    """What to say of the prompts below `where` when their answers are one answer that pays, their truths are not; else None."""
+    share, reward = row.get(f"{where}/same_answer"), row.get(f"{where}/reward/mean")
+    truths = row.get(f"{where}/same_truth") or 0.0  # without truths nothing speaks for one answer
+    if share is None or share < config.same_answer or share - truths < _TRUTHS_DIFFER or not reward or reward <= _PAYS_NOTHING:
+        return None
+    known = f", their commonest truth for {truths:.0%}" if row.get(f"{where}/same_truth") is not None else ""
+    return (f"one answer, or near copies of it, is given to {share:.0%} of the different prompts{whose}{known}, and earns "
+            f"{reward:.3g} on average: the policy has collapsed to a guess that the reward pays. Look at rollouts/; take a reward "
+            "that cannot be guessed (assets/results/hack_search.md names those that can), data whose truths differ more, a lower "
+            "optim.lr or a KL term")
+
+
 def _unreadable(row: Row, where: str, rate: float, whose: str) -> str:
     cut = row.get(f"{where}/clipped_share")
     if cut is not None and cut >= 0.5:
         mend = f"{cut:.0%} are cut before they are complete: raise rollout.max_new_tokens, or ask for a shorter format"
     else:
         mend = ("look at their texts in rollouts/; warm-start the model with `mmrl sft`, or ask for a format that it keeps "
-                "(data.train[].params: prompt, answer_format, preset)")
+                "(data.train[].params: prompt, answer_format, preset), or read its dialect (answers: native; `mmrl try` says how "
+                "many answers that would read)")
     reasons = _reasons(row, where)
     return f"{rate:.0%} of {whose} keep the format{f' ({reasons})' if reasons else ''}; {mend}"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmrl.config import RunConfig
-from mmrl.data import LoadedSource
+from mmrl.data import LoadedSource, stop_at_broken_media
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
 from mmrl.eval_official import run_benchmarks
 from mmrl.eval_tables import ALWAYS, Group, group_of, measured_metrics, summarize, value_of
@@ -54,6 +54,7 @@ class EvalSettings:
     limit: int | None = None
     greedy: bool = True
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what else can change the numbers
+    on_error: str = "record"  # 'raise': a picture or clip that cannot be read ends the evaluation; else it scores 0
     views: Sequence[str] = ()  # of mmrl.views.VIEWS, each asked of every sample that it changes
 
 
@@ -146,6 +147,7 @@ def _evaluate_chunk(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: 
         try:
             prompt = policy.encoder(sample, source.task)
         except (MediaError, DataError) as error:
+            stop_at_broken_media(error, sample, settings.on_error)
             modes = [("greedy", 1 if settings.greedy else 0), ("sampled", settings.samples)]
             failure = Score.failure(f"input_error: {error}", source.task.part_names)
             unseen = RewardContext(1, 1, policy.template.frame, stop=StopReason.ERROR,
@@ -209,7 +211,7 @@ def _protocol(sources: Sequence[LoadedSource], settings: EvalSettings, policy: P
         **settings.protocol,
         "data": [{"path": s.config.path, "task": s.config.task, "params": s.config.params,
                   "samples": len(s.samples[: settings.limit]), "rejected": len(s.rejected),
-                  "skipped": dict(s.skipped)} for s in sources],
+                  "skipped": dict(s.skipped), "notes": dict(s.notes)} for s in sources],
         "template": policy.template.name, "frame": policy.template.frame.value, "samples_per_prompt": settings.samples,
         "seed": settings.seed, "views": list(settings.views), **dataclasses.asdict(settings.sampling),
         "interval": "95 % cluster bootstrap over samples", "versions": versions()}
@@ -219,7 +221,7 @@ def protocol_of(config: RunConfig) -> dict[str, Any]:
     """The settings of a run that change what is measured: model, prompt frame, pixel budget, precision."""
     m, d = config.model, config.data
     return {"model": m.path, "system": m.system, "dtype": m.dtype, "attn": m.attn, "max_prompt_tokens": m.max_prompt_tokens,
-            "min_pixels": d.min_pixels, "max_pixels": d.max_pixels, "video": d.video.model_dump()}
+            "min_pixels": d.min_pixels, "max_pixels": d.max_pixels, "image": d.image.model_dump(), "video": d.video.model_dump()}
 
 
 def flat_metrics(evaluation: Evaluation) -> dict[str, float]:

@@ -17,13 +17,13 @@ __all__ = ["check_identity", "extension_notes", "run_identity"]
 
 _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "reward.timeout_s", "reward.max_failure_share",
                "rollout.batch_tokens", "train.save_every", "train.keep_last", "train.log_rollouts", "train.log_reflection",
-               "train.tensorboard", "train.wandb", "data.prompt_cache_gib", "data.cache", "data.workers",
+               "train.tensorboard", "train.wandb", "data.on_error", "data.prompt_cache_gib", "data.cache", "data.workers",
                "data.media_timeout_s", "data.eval", "model.device", "schedule.timeline",
                "env.workers", "env.start_s", "env.reset_s", "env.step_s", "env.respawns", "env.restart_after_resets",
                "env.memory_gib", "env.retries", "eval_states", "demos", "engine", "operations")
 
 _LENGTH = "train.steps"
-_BEFORE = {"algorithm.filter.key": "reward",
+_BEFORE = {"algorithm.filter.key": "reward", "data.image.orientation": "displayed",
            **{f"algorithm.entropy.{name}": value for name, value in EntropyConfig().model_dump(mode="json").items()}}
 """What held in runs on prompts whose checkpoint is older than the key; null where nothing is said."""
 _RENAMED = {("algorithm.advantage_scale", "ema"): "ema_within", ("algorithm.difficulty", "dgrpo"): "softmax"}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ _verified: set[tuple[str, str]] = set()  # (folder, digest of its manifest) foun
 
 def write_manifest(folder: Path, step: int) -> None:
     """Write the manifest of all files in `folder`, which will be renamed to that of `step`. Raises OSError."""
-    files = {name: [os.path.getsize(folder / name), _digest(folder / name)] for name in _files(folder) if name != MANIFEST}
+    sizes = {name: os.path.getsize(folder / name) for name in _files(folder) if name != MANIFEST}
+    files = {name: [size, _digest(folder / name, size)] for name, size in sizes.items()}
     content = {"format": FORMAT, "algorithm": "xxh3_128", "name": f"step_{step:06d}", "step": step, "files": files}
     (folder / MANIFEST).write_text(_sealed(content), encoding="ascii")
 
@@ -109,11 +111,15 @@ def check_loadable(path: str | os.PathLike[str], say: Any = None) -> None:
 
 
 def _fault(path: Path, name: str, size: int, digest: str) -> list[str]:
+    if os.path.isabs(name) or ".." in Path(name).parts:
+        return [f"{MANIFEST}: expected files of this folder, found {name!r}"]
     try:
-        found = os.path.getsize(path)
-        if found != size:
-            return [f"{name}: expected {size:,} bytes, found {found:,}"]
-        return [] if _digest(path) == digest else [f"{name}: its bytes are not those that were saved"]
+        facts = os.stat(path)
+        if not stat.S_ISREG(facts.st_mode):  # reading a pipe or a device may not end
+            return [f"{name}: expected a file, found something else"]
+        if facts.st_size != size:
+            return [f"{name}: expected {size:,} bytes, found {facts.st_size:,}"]
+        return [] if _digest(path, size) == digest else [f"{name}: its bytes are not those that were saved"]
     except OSError as error:
         return [f"{name}: cannot be read ({error.strerror or error})"]
 
@@ -128,11 +134,13 @@ def _would_load(name: str) -> bool:
     return parent in _OWN_FOLDERS and not leaf.startswith(".") and os.path.splitext(leaf)[1] in _LOADED
 
 
-def _digest(path: Path) -> str:
-    check, view = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
+def _digest(path: Path, size: int) -> str:
+    """Of the first `size` bytes."""
+    check, view, left = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK)), size
     with path.open("rb", buffering=0) as file:
-        while n := file.readinto(view):
+        while left and (n := file.readinto(view[:left])):
             check.update(view[:n])
+            left -= n
     return check.hexdigest()
 
 

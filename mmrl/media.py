@@ -1,8 +1,9 @@
 """Pictures on disk -> RGB pictures in memory, with every way of failing named.
 
 One place opens pictures, so that rewards, readers, the policy and the report agree on what a picture is and how large
-it is *as displayed* (after EXIF rotation). Nothing is repaired or replaced silently: what cannot be shown raises
-MediaError with a kind: missing, empty, truncated, unsupported, too_large.
+it is: *as displayed*, after the rotation that its EXIF orientation tag asks for, or as stored where the data count pixels of
+the file (data.image.orientation). Nothing is repaired or replaced silently: what cannot be shown raises MediaError with a
+kind: missing, empty, truncated, unsupported, too_large.
 
     python -c "from mmrl.media import image_size; print(image_size('photo.jpg'))"
 """
@@ -14,7 +15,7 @@ import stat
 import struct
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mmrl.errors import MediaError
 
@@ -23,7 +24,14 @@ if TYPE_CHECKING:
 
     from mmrl.types import ImageSize, Sample, VideoSize
 
-__all__ = ["FORMATS", "MAX_ASPECT_RATIO", "MAX_PIXELS", "image_size", "open_image", "sizes_on_disk", "store_bytes"]
+__all__ = ["FORMATS", "ImageFacts", "MAX_ASPECT_RATIO", "MAX_PIXELS", "ORIENTATION_PARAM", "Orientation", "image_facts",
+           "image_overrides", "image_size", "open_image", "orientation_of", "sizes_on_disk", "store_bytes"]
+
+Orientation = Literal["displayed", "stored"]
+"""How a picture with an EXIF orientation tag is read: turned as viewers show it, or with its rows and columns as in the file."""
+
+ORIENTATION_PARAM = "image_orientation"
+"""Key of Sample.params, 'stored' where a picture with such a tag is to be read as stored; readers set it."""
 
 MAX_PIXELS = 89_478_485
 """Default limit on width * height: a quarter of a GiB of RGB, the bound at which Pillow itself suspects a bomb."""
@@ -37,6 +45,7 @@ of rare ones are the least tested code that a stranger's bytes can reach."""
 
 _ORIENTATION_TAG = 0x0112
 _STRIP = 1 << 18  # deep pixels converted at a time
+_MOST_SCANS = 100  # of a progressive JPEG; encoders write some 10. Each is a pass over the whole picture and may have 20 bytes
 _SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": ".png", b"\xff\xd8\xff": ".jpg", b"GIF87a": ".gif", b"GIF89a": ".gif", b"BM": ".bmp",
     b"II*\x00": ".tif", b"MM\x00*": ".tif", b"RIFF": ".webp",
@@ -100,17 +109,38 @@ def _orientation(picture: Image) -> int:
     return value if value in range(1, 9) else 1
 
 
-def image_size(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """(width, height) in pixels as displayed, after EXIF rotation. Reads only the header.
+class ImageFacts(NamedTuple):
+    """What a picture's header says: (width, height) in pixels as stored, and its EXIF orientation, 1 (upright) to 8."""
 
-    Raises MediaError (missing, empty, truncated, unsupported, too_large).
-    """
+    stored: tuple[int, int]
+    tag: int
+
+    def size(self, orientation: Orientation = "displayed") -> tuple[int, int]:
+        """(width, height) in pixels; tags 5 to 8 exchange the sides of a displayed picture."""
+        return self.stored[::-1] if self.tag >= 5 and orientation == "displayed" else self.stored
+
+
+def image_facts(path: str | os.PathLike[str]) -> ImageFacts:
+    """Size and EXIF orientation from the header alone. Raises MediaError (missing, empty, truncated, unsupported, too_large)."""
     with _open_lazily(os.fspath(path)) as picture:
         width, height = picture.size
         if picture.format == "TIFF":  # releases of Pillow differ in whether `size` is turned already
             tags: Any = getattr(picture, "tag_v2", {})
             width, height = int(tags.get(256, width)), int(tags.get(257, height))
-        return (height, width) if _orientation(picture) >= 5 else (width, height)
+        return ImageFacts((width, height), _orientation(picture))
+
+
+def image_size(path: str | os.PathLike[str], orientation: Orientation = "displayed") -> tuple[int, int]:
+    """(width, height) in pixels as displayed, after EXIF rotation, or as stored. Reads only the header.
+
+    Raises MediaError (missing, empty, truncated, unsupported, too_large).
+    """
+    return image_facts(path).size(orientation)
+
+
+def orientation_of(sample: Sample) -> Orientation:
+    """How the pictures of a sample are read: as displayed, unless its reader was told that its data count stored pixels."""
+    return "stored" if sample.params.get(ORIENTATION_PARAM) == "stored" else "displayed"
 
 
 def _check_shape(size: tuple[int, int], max_pixels: int, path: str) -> None:
@@ -121,6 +151,20 @@ def _check_shape(size: tuple[int, int], max_pixels: int, path: str) -> None:
     if min(width, height) < 1 or max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
         raise MediaError(f"expected a picture whose sides differ by at most {MAX_ASPECT_RATIO:.0f} times, found "
                          f"{width} x {height} in {path}; crop it or pad it", kind="unsupported", path=path)
+
+
+def _check_scans(picture: Image, path: str) -> None:
+    """Raises MediaError for a progressive JPEG of more scans than anyone writes: 250 kB of them take two minutes to decode."""
+    if not picture.info.get("progressive"):
+        return
+    scans, last = 0, b""
+    with open(path, "rb") as file:
+        while (block := file.read(1 << 20)) and scans <= _MOST_SCANS:
+            scans += (last + block).count(b"\xff\xda")  # the marker that begins one; in pixels FF is followed by 00
+            last = block[-1:]
+    if scans > _MOST_SCANS:
+        raise MediaError(f"expected a progressive JPEG of at most {_MOST_SCANS} scans, found more in {path}; save it again as a "
+                         "baseline JPEG or PNG", kind="unsupported", path=path)
 
 
 def _deep_to_8bit(picture: Image, path: str) -> Image:
@@ -153,23 +197,29 @@ def _to_rgb(picture: Image, path: str) -> Image:
     return picture.convert("RGB")
 
 
-def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Image:
-    """The picture at `path` as an upright 8-bit RGB PIL image, fully loaded, its file closed.
+def image_overrides(sample: Sample) -> dict[str, Any] | None:
+    """What a sample asks of its pictures beyond the defaults, as video.visuals takes it; None for nothing."""
+    return {"orientation": "stored"} if orientation_of(sample) == "stored" else None
 
-    EXIF rotation is applied, alpha goes onto white, 16-bit grey is scaled (not clipped), an animation gives its first
-    frame. Raises MediaError of kind missing, empty, truncated, unsupported (no picture, or sides that differ more than
-    200 times, which Qwen processors refuse) or too_large (more than `max_pixels`).
+
+def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS, orientation: Orientation = "displayed") -> Image:
+    """The picture at `path` as an 8-bit RGB PIL image, fully loaded, its file closed.
+
+    EXIF rotation is applied (not with `orientation` 'stored'), alpha goes onto white, 16-bit grey is scaled (not clipped), an
+    animation gives its first frame. Raises MediaError of kind missing, empty, truncated, unsupported (no picture, or sides that
+    differ more than 200 times, which Qwen processors refuse) or too_large (more than `max_pixels`).
     """
     from PIL import Image
 
     name = os.fspath(path)
     with _open_lazily(name) as picture:
         _check_shape(picture.size, max_pixels, name)  # before decoding: a bomb is refused by its header
-        orientation = _orientation(picture)
+        _check_scans(picture, name)
+        tag = left = _orientation(picture)
         try:
             picture.load()
             if picture.format == "TIFF":
-                orientation = _orientation(picture)  # Pillow turns TIFFs itself while it loads them
+                left = _orientation(picture)  # Pillow turns TIFFs itself while it loads them
         except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error) as err:
             raise MediaError(f"expected a complete picture, found broken or missing pixels in {name} ({err}); "
                              "copy or download it again", kind="truncated", path=name) from err
@@ -187,9 +237,13 @@ def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Im
         5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_90,
     }
-    upright = rgb.transpose(turns[orientation]) if orientation in turns else rgb
-    upright.info.pop("exif", None)  # the rotation is done: saving the picture again must not repeat it
-    return upright
+    if orientation == "displayed":
+        turn = left
+    else:  # what Pillow has turned while loading is turned back: 6 and 8 undo each other, the others themselves
+        turn = 1 if left == tag else {6: 8, 8: 6}.get(tag, tag)
+    turned = rgb.transpose(turns[turn]) if turn in turns else rgb
+    turned.info.pop("exif", None)  # the rotation is done or not wanted: a copy of the picture must not ask for it
+    return turned
 
 
 def store_bytes(data: bytes, folder: str | os.PathLike[str]) -> str:
@@ -222,7 +276,7 @@ def sizes_on_disk(sample: Sample) -> tuple[ImageSize | VideoSize, ...] | None:
     from mmrl.types import ImageSize, VideoSize
 
     try:
-        sizes = [image_size(path) for path in sample.images]
+        sizes = [image_size(path, orientation_of(sample)) for path in sample.images]
         facts = sample.params
         clips = [VideoSize((wh := (facts["width"], facts["height"])), wh, facts["duration"]) for _ in sample.videos]
     except (MediaError, TypeError, AttributeError, KeyError):

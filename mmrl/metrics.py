@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mmrl.algorithms import has_signal
+from mmrl.collapse import answer_key, sameness
 from mmrl.group_rewards import accuracies, score_of
 from mmrl.offline import is_right, on_policy
 from mmrl.schedule import StepTally
@@ -37,11 +38,13 @@ def completion_records(groups: Iterable[Group], *, reflection: bool = False) -> 
     """
     records = []
     for group in sorted(groups, key=lambda g: g.key):
-        view = _view(group)
+        view, truth = _view(group), group.sample.answer
+        asked = {"source": group.sample.source, "task": group.sample.task, "id": group.sample.id,
+                 "truth": None if truth is None else answer_key(str(truth))}
         for trajectory in (*group.trajectories, *group.replaced):
             score, turn = score_of(trajectory), trajectory.turns[-1]
             records.append({
-                "key": group.key, "source": group.sample.source, "task": group.sample.task, "id": group.sample.id,
+                "key": group.key, **asked, "answer": answer_key(turn.text),
                 "value": score.value, "parts": dict(score.parts),
                 "metrics": dict(score.metrics), "parsed": score.parsed, "reason": score.reason,
                 "broken": is_reward_failure(score), "right": is_right(score), "offline": trajectory.offline, **view,
@@ -87,6 +90,7 @@ def _one_source(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
         "clipped_share/right": _mean([r["clipped"] for r in right]),
         "clipped_share/wrong": _mean([r["clipped"] for r in wrong]),
         "zero_variance_share": _zero_variance(records)}
+    out.update(sameness(records))
     out.update(_reflection(records))
     out.update(_contrast(records))
     out.update(_detection(records))

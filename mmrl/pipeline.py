@@ -26,7 +26,8 @@ lock. One lock exists, `shared=True`: where inference and training use the same 
 one learner call exclude each other, because train() / eval() switch a whole module for everybody and because finish()
 changes weights in place; it is first come, first served, else a training thread with a full queue would hold it for good.
 Rendering overlaps with both. With `shared=False` inference has its own copy of the weights (another device), filled in
-`source.publish(version)`, which the driver calls between two steps, when nothing trains.
+`source.publish(version)`, which the driver calls between two steps, when nothing trains. No configuration asks for it so far: the
+trainers of mmrl share.
 """
 from __future__ import annotations
 

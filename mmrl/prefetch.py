@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import ConfigError, MediaError, MMRLError
+from mmrl.media import image_overrides
 from mmrl.types import Sample
 from mmrl.workers import Worker
 
@@ -51,12 +52,12 @@ class Media:
 
 def media_of(sample: Sample, recipe: int = 0) -> list[Media]:
     """Pictures, then clips of `sample`, in the order in which the encoder asks for them."""
-    return [*(Media(recipe, "image", path) for path in sample.images),
-            *(_clip(recipe, path, sample.params.get("video")) for path in sample.videos)]
+    return [*(_media(recipe, "image", path, image_overrides(sample)) for path in sample.images),
+            *(_media(recipe, "video", path, sample.params.get("video")) for path in sample.videos)]
 
 
-def _clip(recipe: int, path: str, overrides: Mapping[str, Any] | None) -> Media:
-    return Media(recipe, "video", path, overrides, repr(overrides) if overrides else "")
+def _media(recipe: int, kind: str, path: str, overrides: Mapping[str, Any] | None) -> Media:
+    return Media(recipe, kind, path, overrides, repr(overrides) if overrides else "")
 
 
 def prepare(visuals: Any, media: Media) -> str:
@@ -66,7 +67,7 @@ def prepare(visuals: Any, media: Media) -> str:
     """
     built, uncached = visuals.stats.built, visuals.store.counts["uncached"]
     if media.kind == "image":
-        visuals.image(media.path)
+        visuals.image(media.path, media.overrides)
     else:
         visuals.video(media.path, media.overrides)
     return "uncached" if visuals.store.counts["uncached"] > uncached else "built" if visuals.stats.built > built else "present"
@@ -349,7 +350,7 @@ class Ahead:
     def wait(self, kind: str, path: str, overrides: Mapping[str, Any] | None = None) -> None:
         """Return once that picture or clip lies in the cache, or at once when the pool was closed. Raises MediaError, MMRLError."""
         if not self.pool.closed:
-            self.pool.wait(Media(self.recipe, "image", path) if kind == "image" else _clip(self.recipe, path, overrides))
+            self.pool.wait(_media(self.recipe, kind, path, overrides))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from mmrl.task import Task
 from mmrl.trust import no_new_code, params_found
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason, VideoSize
 
-__all__ = ["BrokenLine", "Rescored", "RescoredRow", "rescore", "summary_rows", "write_rescored"]
+__all__ = ["BrokenLine", "Rescored", "RescoredRow", "logged_context", "logged_sample", "rescore", "summary_rows", "write_rescored"]
 
 _PARTS = ("value", "parsed", "reason", "parts", "weights", "metrics", "detail")
 
@@ -111,7 +111,8 @@ def _number(values: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _sample(values: Mapping[str, Any]) -> Sample:
+def logged_sample(values: Mapping[str, Any]) -> Sample:
+    """The sample of a logged completion, from its row's 'sample'. Raises KeyError, TypeError."""
     texts = {key: tuple(_of(list, values, key)) for key in ("images", "videos")}
     if not all(isinstance(path, str) for paths in texts.values() for path in paths):
         raise TypeError(f"expected paths in 'images' and 'videos', found {texts!r:.80}")
@@ -119,8 +120,9 @@ def _sample(values: Mapping[str, Any]) -> Sample:
                   values["answer"], texts["images"], texts["videos"], _of(dict, values, "params"))
 
 
-def _context(row: Mapping[str, Any]) -> RewardContext:
-    """As it was in the run; predictions (no step) were scored at the end of training, as every evaluation is."""
+def logged_context(row: Mapping[str, Any]) -> RewardContext:
+    """The context of a logged completion as it was in the run; predictions (no step) were scored at the end of training, as every
+    evaluation is. Raises KeyError, TypeError, ValueError."""
     step, total = (_of(int, row, "step"), _of(int, row, "total_steps")) if "step" in row else (1, 1)
     sizes = tuple(ImageSize(_pair(s, "orig_wh"), _pair(s, "resized_wh")) for s in _of(list, row, "image_sizes"))
     return RewardContext(step, total, CoordFrame(row["frame"]), sizes, StopReason(row["stop"]), _of(int, row, "num_tokens"),
@@ -156,8 +158,8 @@ def _read_line(number: int, raw: bytes) -> _Logged:
     if not isinstance(row, dict):
         raise TypeError(f"expected a JSON object, found {type(row).__name__}")
     _of(str, row, "text")
-    return _Logged(number, row, _of(str, row, "task_spec"), _of(dict, row, "task_params"), _sample(_of(dict, row, "sample")),
-                   _context(row), _score(_of(dict, row, "score")))
+    return _Logged(number, row, _of(str, row, "task_spec"), _of(dict, row, "task_params"), logged_sample(_of(dict, row, "sample")),
+                   logged_context(row), _score(_of(dict, row, "score")))
 
 
 def _read(path: Path) -> tuple[list[_Logged], list[BrokenLine]]:

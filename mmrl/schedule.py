@@ -27,7 +27,7 @@ from mmrl.algorithms import (
     needs_contrast,
 )
 from mmrl.config import RunConfig
-from mmrl.data import LoadedSource, prompt_stream
+from mmrl.data import LoadedSource, prompt_stream, stop_at_broken_media
 from mmrl.errors import DataError, MediaError
 from mmrl.group_rewards import GroupOutcome, accuracies, contrast_settings, group_outcome, score_origin
 from mmrl.offline import Demonstrations, on_policy
@@ -212,6 +212,7 @@ class SerialSchedule:
             prompt = self.policy.encoder(sample, task)
             self.policy.encoder.visuals.lease(prompt.visuals, self.policy.tower())  # until the next step begins
         except (MediaError, DataError) as error:
+            stop_at_broken_media(error, sample, self.config.data.on_error)
             group = Group(sample, (), key=ticket.key, error=f"{type(error).__name__}: {error}")
             self.tally.failures.append({"step": step, "source": sample.source, "id": sample.id, "reason": group.error})
             return group
@@ -293,6 +294,7 @@ class SerialSchedule:
                     with self.exclusive():
                         self.policy.encoder.visuals.lease(changed.visuals, self.policy.tower())
                 except MediaError as error:
+                    stop_at_broken_media(error, group.sample, self.config.data.on_error)
                     self.tally.failures.append({"step": step, "source": group.sample.source, "id": group.sample.id,
                                                 "reason": f"no {c.kind} view: MediaError: {error}"})
                     continue

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from mmrl.config import OptimConfig, RunConfig
-from mmrl.data import PromptStream, load_sources, prompt_stream
+from mmrl.data import PromptStream, load_sources, prompt_stream, stop_at_broken_media
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
 from mmrl.engines.lockstep import agree, idle_item
 from mmrl.errors import DataError, MediaError
@@ -78,7 +78,8 @@ def run_sft(policy: Policy, config: RunConfig, on_step: Callable[[int, dict[str,
     config = supervised(config)
     world = world or World(policy.device, **accelerator_options(config))
     with world.telling():
-        stream = prompt_stream(config, load_sources(config.data.train, on_error=config.data.on_error))
+        stream = prompt_stream(config, load_sources(config.data.train, on_error=config.data.on_error,
+                                                          orientation=config.data.image.orientation))
         kept = build_actor(config, world, policy, samples=False)
     world.barrier()
     engine = build_train_engine(config, world, policy, build_optimizer(policy.trainable(), config.optim))
@@ -96,7 +97,7 @@ def run_sft(policy: Policy, config: RunConfig, on_step: Callable[[int, dict[str,
                 if encoder.ahead is not None:
                     encoder.ahead.forget()
                     encoder.ahead.expect([sample for sample, _ in (*drawn, *coming)])
-                items, mine = _encoded(policy, drawn, step, world.rank)
+                items, mine = _encoded(policy, drawn, step, world.rank, config.data.on_error)
             failed = [row for _, _, row in sorted(world.gather(mine), key=lambda found: found[:2])]
             failures += failed
             _check_failures(failed, config.train.prompts_per_step)
@@ -118,8 +119,8 @@ def _share(stream: PromptStream, config: RunConfig, world: World) -> list[tuple[
     return [stream.draw() for _ in range(config.train.prompts_per_step)][world.rank::world.size]
 
 
-def _encoded(policy: Policy, drawn: Sequence[tuple[Sample, Task]], step: int,
-             rank: int) -> tuple[list[PackItem], list[tuple[int, int, dict[str, Any]]]]:
+def _encoded(policy: Policy, drawn: Sequence[tuple[Sample, Task]], step: int, rank: int,
+             on_error: str) -> tuple[list[PackItem], list[tuple[int, int, dict[str, Any]]]]:
     """Prompts with their gold answers, whose media nothing can take away until the next step; and a record of each of those
     without, behind its place in `drawn` and the rank, by which all processes' records come in the order of the draws."""
     items: list[PackItem] = []
@@ -131,6 +132,7 @@ def _encoded(policy: Policy, drawn: Sequence[tuple[Sample, Task]], step: int,
             policy.encoder.visuals.lease(prompt.visuals, policy.tower())
             answer = gold_ids(policy, sample, task)
         except (MediaError, DataError) as error:
+            stop_at_broken_media(error, sample, on_error)
             reason = f"{type(error).__name__}: {error}"
             failed.append((place, rank, {"step": step, "source": sample.source, "id": sample.id, "reason": reason}))
             continue

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -22,8 +22,11 @@ from mmrl.config import DataSource, RunConfig, merge, parse_overrides
 from mmrl.config_data import VideoConfig
 from mmrl.errors import ConfigError, DataError, did_you_mean
 
-__all__ = ["Suite", "SuiteBook", "SuiteRow", "SuiteSettings", "check_files", "configure", "default_suites_file",
-           "load_suites", "markdown", "source_of", "suite_row", "video_words"]
+__all__ = ["AnswerLevel", "Suite", "SuiteBook", "SuiteRow", "SuiteSettings", "check_files", "configure", "default_suites_file",
+           "load_suites", "markdown", "read_at", "source_of", "suite_row", "video_words"]
+
+AnswerLevel = Literal["strict", "native", "official"]
+"""How freely answers are read, the task parameter `answers` (rewards.reading)."""
 
 _ROOT = "{root}"  # stands for the data root in a suite's parameters
 
@@ -70,6 +73,7 @@ class Suite(_Strict):
     official: bool
     split: str = ""
     params: dict[str, Any] = {}
+    answers: AnswerLevel | None = None  # the task parameter of that name; null: the task's own default
     settings: SuiteSettings = SuiteSettings()
     files: list[str] = []  # what must exist below the data root; a name that ends with / is a folder; default: path
     download: str  # how the official download names the files, and where they go
@@ -199,12 +203,21 @@ def _at(value: Any, root: Path) -> Any:
     return [_at(v, root) for v in value] if isinstance(value, list) else value
 
 
-def source_of(suite: Suite, root: Path, limit: int | None, asked: Mapping[str, Any] | None = None) -> DataSource:
+def read_at(task: str, params: Mapping[str, Any], level: str) -> dict[str, Any]:
+    """`params` of a task with its parameter `answers` set; of a mixed task, that of its members."""
+    if task != "mixed":
+        return {**params, "answers": level}
+    return {**params, "shared": {**params.get("shared", {}), "answers": level}}
+
+
+def source_of(suite: Suite, root: Path, limit: int | None, asked: Mapping[str, Any] | None = None,
+              answers: str | None = None) -> DataSource:
     """The suite's data source. `asked` are parameters the checkpoint was trained with: its prompt and answer_format are
-    used where the suite has none, because a model answers as it was taught to."""
+    used where the suite has none, because a model answers as it was taught to. `answers` goes over the suite's level."""
     taught = {k: v for k, v in (asked or {}).items() if k in ("prompt", "answer_format", "shared")}
+    params, level = merge(taught, _at(suite.params, root)), answers or suite.answers
     return DataSource(task=suite.task, path=str(_data_path(suite, root)), limit=limit,
-                      params=merge(taught, _at(suite.params, root)))
+                      params=params if level is None else read_at(suite.task, params, level))
 
 
 def configure(base: RunConfig, suite: Suite, overrides: Sequence[str] = ()) -> RunConfig:
@@ -269,6 +282,7 @@ class SuiteRow:
     error: str = ""
     settings: Mapping[str, int] = field(default_factory=dict)  # as they were, overrides included
     video: Mapping[str, Any] = field(default_factory=dict)  # data.video as it was; {} for a suite without clips
+    answers: str = ""  # how freely answers were read; "": the task's own default
 
     @property
     def shown(self) -> str:
@@ -298,7 +312,7 @@ def _numbers(results: Mapping[str, Any], metric: str) -> dict[str, Any]:
 
 
 def suite_row(name: str, suite: Suite, results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
-              limit: int | None, config: RunConfig | None = None) -> SuiteRow:
+              limit: int | None, config: RunConfig | None = None, answers: str | None = None) -> SuiteRow:
     """The line of one evaluated suite, from its results and prediction rows, and the settings it ran with. A metric that
     was not measured, or an official scorer that failed, is an error in it."""
     greedy = [r for r in rows if r["mode"] == "greedy"]
@@ -312,9 +326,11 @@ def suite_row(name: str, suite: Suite, results: Mapping[str, Any], rows: Sequenc
     sampled = results.get("sampled", {}).get(suite.metric, {}).get("mean")
     return SuiteRow(
         name, len(greedy), suite.metric, _finite(found.get("mean")), _finite(found.get("low")), _finite(found.get("high")),
-        sum(not r["score"]["parsed"] for r in greedy), sum(r["stop"] == "length" for r in greedy), suite.official,
+        sum(not r["score"]["parsed"] for r in greedy), sum(r["stop"] == "length" for r in greedy),
+        suite.official and answers in (None, suite.answers),
         limit is not None and len(greedy) >= limit, _finite(sampled), "; ".join(errors), _used(config) if config else {},
-        config.data.video.model_dump() if config and any(r.get("videos") for r in rows) else {})
+        config.data.video.model_dump() if config and any(r.get("videos") for r in rows) else {},
+        answers or suite.answers or "")
 
 
 def _used(config: RunConfig) -> dict[str, int]:
@@ -336,7 +352,8 @@ def markdown(rows: Sequence[SuiteRow], suites: Mapping[str, Suite], checkpoint: 
     for row in rows:
         suite = suites[row.suite]
         facts = ", ".join(f"{k} {v}" for k, v in row.settings.items())
-        words = [f"split {suite.split}" if suite.split else "", facts, f"video: {video_words(row.video)}" if row.video else "",
+        words = [f"split {suite.split}" if suite.split else "", f"answers: {row.answers}" if row.answers else "",
+                 facts, f"video: {video_words(row.video)}" if row.video else "",
                  " ".join(suite.notes.split())]
         lines.append(f"- {row.suite}: task {suite.task}; " + "; ".join(w for w in words if w))
         if row.error:

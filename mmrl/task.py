@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
+from mmrl.media import Orientation
 from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["Task", "Template"]
@@ -53,6 +54,8 @@ class Task(abc.ABC):
     on_error: str = "raise"  # set by the run before `load`: 'record' keeps broken rows in `rejected` instead of raising
     rejected: Sequence[Any] = ()
     skipped: Mapping[str, int] = MappingProxyType({})  # rows left out on request by the last `load`, counted by reason
+    orientation: Orientation = "displayed"  # set by the run before `load` (data.image.orientation): which pixels the data count
+    notes: Mapping[str, int] = MappingProxyType({})  # what the last `load` did to rows that are used, counted by what it was
 
     def __init__(self, **params: Any) -> None:
         self.params: dict[str, Any] = params

@@ -23,7 +23,7 @@ from mmrl.alarms import Alarm, AlarmBoard
 from mmrl.checkpoint import Checkpoints
 from mmrl.cluster.run import check_prompt_workers, cluster_metrics, prompt_demands, run_cluster, run_rollouts, run_scorer
 from mmrl.config import RunConfig, effective_threads
-from mmrl.data import load_sources, prompt_stream, write_rejected, write_skipped
+from mmrl.data import load_sources, note_lines, prompt_stream, write_rejected, write_skipped
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine, train_engine_name
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError, WeightSyncError
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
@@ -104,8 +104,10 @@ class Trainer:
     def _load_data(self) -> None:
         train_engine_name(self.config, self.world.size)  # what does not go together must fail before a model is loaded
         check_prompt_workers(self.config, self.world.device.type)
-        self.train_sources = load_sources(self.config.data.train, on_error=self.config.data.on_error)
-        self.eval_sources = load_sources(self.config.data.eval, on_error=self.config.data.on_error, where="data.eval")
+        data = self.config.data
+        self.train_sources, self.eval_sources = (
+            load_sources(configs, on_error=data.on_error, orientation=data.image.orientation, where=where)
+            for configs, where in ((data.train, "data.train"), (data.eval, "data.eval")))
         prompt_stream(self.config, self.train_sources)  # a curriculum that does not fit the data must fail before a model is loaded
         check_filter_key(self.config, [s.task for s in self.train_sources])
 
@@ -223,7 +225,7 @@ class Trainer:
             skipped = write_skipped(sources, self.folder.path / "skipped.json")
             self.on_event("start", {"step": step, "config": self.config, "best_metric": self.best_metric, "rejected": rejected,
                                     "skipped": skipped, "folder": self.folder.path,
-                                    "notes": [*self.start.notes, *notes, *self._started()],
+                                    "notes": [*self.start.notes, *notes, *note_lines(sources), *self._started()],
                                     "trainable": sum(p.numel() for _, p in self.actor.trainable())})
             self._raise_alarms([Alarm(step, "checkpoint_damaged", words, "error") for words in damaged.values()])
         self.world.barrier()
@@ -388,6 +390,7 @@ class Trainer:
             return None
         e = self.config.eval
         settings = EvalSettings(sampling_settings(self.config), e.samples, self.config.seed, None if full else e.limit,
+                                on_error=self.config.data.on_error,
                                 protocol=protocol_of(self.config), views=tuple(e.views))
         self._fill_actor()
         with self.world.telling():

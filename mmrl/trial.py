@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.config import RunConfig
+from mmrl.data import LoadedSource
 from mmrl.diagnosis import Finding, diagnose, signal_share
 from mmrl.errors import ConfigError
 from mmrl.group_rewards import accuracies, score_of
+from mmrl.rescore import logged_context, logged_sample
 from mmrl.runlog import rollout_rows
 from mmrl.stats import Estimate, wilson
 from mmrl.types import Group
@@ -81,6 +83,7 @@ class Trial:
     histogram: Counter[str] = field(default_factory=Counter)
     longest: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
+    answers: Counter[str] = field(default_factory=Counter)  # by what reads them: "read", "native" (would at that level), "unread"
     max_failure_share: float = 1.0
 
     @property
@@ -127,8 +130,10 @@ def try_out(trainer: Any, run: RunConfig) -> Trial:
         if hasattr(trainer, "schedule"):
             groups = [g for g in trainer._tally.groups if g.error is None]
             _observe(trial, groups)
-            trainer.folder.append("rollouts/step_000001.jsonl", rollout_rows(
-                groups, trainer.policy.template.frame.value, run.train.steps, run.rollout.max_new_tokens, trainer._tally.origins))
+            rows = rollout_rows(groups, trainer.policy.template.frame.value, run.train.steps, run.rollout.max_new_tokens,
+                                trainer._tally.origins)
+            trial.answers = _levels(rows, trainer.train_sources)
+            trainer.folder.append("rollouts/step_000001.jsonl", rows)
         else:
             trainer._log_rollouts(1)
     return trial
@@ -146,6 +151,23 @@ def _observe(trial: Trial, groups: Sequence[Group]) -> None:
             if score.reason and len(texts) < 3 and trajectory.turns[-1].text not in texts:
                 texts.append(trajectory.turns[-1].text)
     trial.examples.pop("", None)
+
+
+def _levels(rows: Sequence[dict[str, Any]], sources: Sequence[LoadedSource]) -> Counter[str]:
+    """Answers by what reads them: "read" by the run's task, "native" where its parameter answers: native would, "unread"."""
+    tasks = {(sample.source, sample.id): source.task for source in sources for sample in source.samples}
+    found: Counter[str] = Counter()
+    for row in rows:
+        if row["score"]["parsed"]:
+            found["read"] += 1
+            continue
+        row = json.loads(json.dumps(row, default=str))  # as a log holds it
+        sample = logged_sample(row["sample"])
+        task = tasks.get((sample.source, sample.id))
+        reads = getattr(task.member(sample.task), "readable_at", None) if task is not None else None
+        told = reads(sample, row["text"], logged_context(row)) if reads is not None else None
+        found["unread" if told is None else "native"] += 1
+    return found
 
 
 def _bin(rate: float) -> str:

@@ -56,7 +56,7 @@ _CPUS = os.cpu_count() or 1
 CHECKPOINT_KEYS: Mapping[str, Rule] = {
     "seed": ALL, "threads": at_most(_CPUS),
     "model": dict.fromkeys(("template", "frame", "system", "freeze", "lora", "dtype", "attn", "max_prompt_tokens", "device"), ALL),
-    "data": {"min_pixels": ALL, "max_pixels": ALL, "video": ALL, "on_error": ALL, "media_timeout_s": ALL,
+    "data": {"min_pixels": ALL, "max_pixels": ALL, "image": ALL, "video": ALL, "on_error": ALL, "media_timeout_s": ALL,
              "prompt_cache_gib": at_most(4.0), "cache": {"dir": LEAVE_OUT}, "workers": LEAVE_OUT,
              **{part: [{"task": ALL, "params": ALL, "path": fixed("(not read)")}] for part in ("train", "eval")}},
     "rollout": ALL,

@@ -56,7 +56,8 @@ def _choose_gpu(device: torch.device) -> None:
 class World:
     """Rank, size and the few collective operations mmrl needs; with one process they do nothing.
 
-    `options` are further arguments of accelerate's Accelerator, the plugin of a training engine (mmrl.engines).
+    `options` are further arguments of accelerate's Accelerator, the plugin of a training engine (mmrl.engines). Raises ConfigError
+    where launched processes would each be a run of its own, or `device` names a GPU that is not there.
     """
 
     _stopping = False
@@ -67,8 +68,13 @@ class World:
         group = InitProcessGroupKwargs(timeout=_TIMEOUT)
         if "backend" in options:  # accelerate finds none by itself where DeepSpeed runs on a CPU
             group.backend = options.pop("backend")
-        on_cpu = device is not None and device.type == "cpu"
+        launched = int(os.environ.get("LOCAL_RANK", -1)) != -1
+        # Launched processes without an accelerator: accelerate joins them only where it is told that they compute on the CPU.
+        on_cpu = device.type == "cpu" if device is not None else launched and not torch.accelerator.is_available()
         self.accelerator = Accelerator(**{"cpu": on_cpu, "kwargs_handlers": [group], **options})
+        if launched and self.size != (asked := int(os.environ.get("WORLD_SIZE", 1))):
+            raise ConfigError(f"expected a run of {asked} processes (WORLD_SIZE), found that they do not join: {self.size} on "
+                              f"{self.device.type}; leave model.device unset, or start one process")
 
     @property
     def size(self) -> int:

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.errors import ConfigError
-from rewards.matching import hungarian_pairs
+from mmrl.errors import ConfigError, did_you_mean
+from rewards.matching import hungarian_pairs, matched_sum
 from rewards.modes import by_mode
 
 __all__ = [
-    "CountParse", "CountingReward", "MAX_COUNT", "MODES", "closeness", "make_counting_reward", "parse_count",
+    "CountParse", "CountingReward", "MAX_COUNT", "MODES", "closeness", "found_points", "make_counting_reward", "parse_count",
     "point_closeness",
 ]
 
@@ -30,7 +30,8 @@ MAX_COUNT = 1_000_000
 """Larger numbers are refused ('out_of_range')."""
 _MAX_CHARS = 200
 _DIAGONAL = 1000 * math.sqrt(2)
-_NEAR = 10.0  # thousandths: true points this near to each other may be answered by equal points
+_NEAR = 10.0  # thousandths: true points this near to each other may be answered by equal points; the least reach
+_POINT_RULES = ("matched", "published")
 
 _SMALL = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
           "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
@@ -111,6 +112,24 @@ def point_closeness(predicted: Sequence[Sequence[float]], true: Sequence[Sequenc
     return max(0.0, 1.0 - math.fsum(float(distance_NM[i, j]) for i, j in pairs) / len(pairs) / _DIAGONAL)
 
 
+def found_points(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float]], reach: float = 100.0) -> float:
+    """How many true points were found, in [0, min(N, M)]; points in thousandths of the picture's sides.
+
+    Pairs are one to one, with the largest sum of credits. A pair's credit is 1 up to half the reach of its true point and
+    falls in a straight line to 0 at its reach: half the distance to the nearest other true point, within [10, `reach`].
+    So a point that is near to several true points is one of them at most, however crowded the picture.
+    """
+    if not len(predicted) or not len(true):
+        return 0.0
+    a, b = (np.clip(np.asarray(points, dtype=np.float64), 0, 1000) for points in (predicted, true))
+    apart_MM = np.sqrt(((b[:, None] - b[None, :]) ** 2).sum(-1))
+    np.fill_diagonal(apart_MM, math.inf)
+    reach_M = np.clip(apart_MM.min(1) / 2, _NEAR, reach)
+    distance_NM = np.sqrt(((a[:, None] - b[None, :]) ** 2).sum(-1))
+    credit_NM = np.clip(2 * (1 - distance_NM / reach_M[None, :]), 0, 1)
+    return matched_sum(credit_NM, hungarian_pairs(credit_NM))
+
+
 def _without_copies(points: Sequence[Sequence[float]], true: Sequence[Sequence[float]]) -> list[Sequence[float]]:
     """`points`, each at most as often as there are true points within _NEAR of it (but at least once)."""
     kept: list[Sequence[float]] = []
@@ -120,27 +139,35 @@ def _without_copies(points: Sequence[Sequence[float]], true: Sequence[Sequence[f
     return kept
 
 
+def _published_points(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float]]) -> float:
+    """Perception-R1's formula; a point that is given again counts in max only."""
+    kept = _without_copies(predicted, true)
+    share = min(len(kept), len(true)) / max(len(predicted), len(true)) if len(predicted) or len(true) else 1.0
+    return share * point_closeness(kept, true)
+
+
+Points = Sequence[Sequence[float]]
+
+
 @dataclass(frozen=True)
 class CountingReward:
     """reward(predicted count, true count, predicted points, true points) in [0, 1]; points only matter to mode 'points'."""
 
     mode: str
     of_counts: Callable[[int, int], float]
+    of_points: Callable[[Points, Points], float] | None = None
 
-    def __call__(self, predicted: int, true: int, points: Sequence[Sequence[float]] | None = None,
-                 true_points: Sequence[Sequence[float]] | None = None) -> float:
+    def __call__(self, predicted: int, true: int, points: Points | None = None, true_points: Points | None = None) -> float:
         if min(predicted, true) < 0:
             raise ValueError(f"expected counts >= 0, found {predicted} and {true}")
-        if self.mode != "points":
+        if self.of_points is None:
             return self.of_counts(predicted, true)
         if true_points is None or len(true_points) != true:
             raise ValueError(f"expected the {true} true points for mode 'points', found "
                              f"{'none' if true_points is None else len(true_points)}; give params.points")
         if points is None or len(points) != predicted:
             return 0.0
-        kept = _without_copies(points, true_points)
-        share = min(len(kept), true) / max(predicted, true) if predicted or true else 1.0
-        return share * point_closeness(kept, true_points)
+        return self.of_points(points, true_points)
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
@@ -166,12 +193,23 @@ def _relative() -> CountingReward:
                           else float(predicted == 0))
 
 
-def _points() -> CountingReward:
-    """Perception-R1: min / max * (1 - mean distance / (1000 * sqrt(2))) over matched points; a bare number earns 0.
+def _points(rule: str = "matched", reach: float = 100.0) -> CountingReward:
+    """F1 of the points: 2 * found / (N_p + N_g), see `found_points`; a bare number earns 0. Both empty: 1.
 
-    Corrected: a point that is given again counts in max only, so that copies cannot fill up the number.
+    `rule: published` is Perception-R1's min / max * (1 - mean distance / (1000 * sqrt(2))) over matched points. Distance hardly
+    counts in it, so as many points as there are objects, anywhere, earn more than half of the objects found: it pays for
+    guessing. It is corrected in one thing only: an equal point given again counts in max alone.
     """
-    return CountingReward("points", closeness)
+    if rule not in _POINT_RULES:
+        raise ConfigError(f"expected rule as one of {', '.join(_POINT_RULES)}, found {rule!r}."
+                          f"{did_you_mean(str(rule), _POINT_RULES)}")
+    far = _number("reach", reach, _NEAR, 1000)
+
+    def matched(predicted: Points, true: Points) -> float:
+        both = len(predicted) + len(true)
+        return min(1.0, 2 * found_points(predicted, true, far) / both) if both else 1.0
+
+    return CountingReward("points", closeness, _published_points if rule == "published" else matched)
 
 
 MODES: Mapping[str, Callable[..., CountingReward]] = {
@@ -180,5 +218,5 @@ MODES: Mapping[str, Callable[..., CountingReward]] = {
 
 
 def make_counting_reward(mode: str = "exact", **params: Any) -> CountingReward:
-    """The counting reward called `mode`. Parameters: smooth(power); the others have none. Raises ConfigError."""
+    """The counting reward called `mode`. Parameters: smooth(power), points(rule, reach), else none. Raises ConfigError."""
     return by_mode("counting", MODES, mode, params)

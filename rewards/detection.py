@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,9 @@ from rewards.matching import (
     most_pairs,
     near_copies,
 )
-from rewards.modes import by_mode
+from rewards.modes import by_mode, check_shares
 from rewards.objects import normalise_label
+from rewards.published_matching import is_published, published_iou
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -70,6 +71,11 @@ class Comparison:
     def num_predicted(self) -> int:
         """N_p."""
         return len(self.codes_N)
+
+    @property
+    def same_NM(self) -> npt.NDArray[np.bool_]:
+        """Where the labels are equal."""
+        return np.equal(self.codes_N[:, None], self.codes_M[None, :])
 
     @property
     def num_true(self) -> int:
@@ -187,16 +193,34 @@ def _f1(threshold: Any = 0.0, power: float = 1.0, schedule: Any = DYNAMIC_SCHEDU
     return DetectionReward("f1", of_case, thresholds=threshold != 0.0)
 
 
-def _triune_iou(case: _Case, level: float, completeness: float, iou_first: bool) -> float:
-    """(1 - c) * mean_iou + c * completeness for the pairs that make it largest, without the size penalty."""
+def _triune_iou(case: _Case, level: float, completeness: float, iou_first: bool, published: bool) -> float:
+    """(1 - c) * mean_iou + c * completeness for the pairs that make it largest (or published), without the size penalty."""
     pair = case.pair
+    if published:
+        how = "overwritten" if iou_first else "by_truth"
+        return published_iou(pair.plain_NM, pair.same_NM, level, 1 - completeness, completeness, how)
     kept = case.kept(level)
     if iou_first:  # the box that overlaps a truth most takes it, whatever its label
-        others = np.where(pair.codes_N[:, None] != pair.codes_M[None, :], case.kept(level, pair.plain_NM), 0.0)
+        others = np.where(~pair.same_NM, case.kept(level, pair.plain_NM), 0.0)
         kept = np.where(kept >= others.max(0)[None, :], kept, 0.0)
     per_pair = (1 / pair.num_true + 1 / pair.num_predicted) / 2
     gains = np.where(kept > 0, (1 - completeness) * kept / pair.num_true + completeness * per_pair, 0.0)
     return matched_sum(gains, hungarian_pairs(gains))
+
+
+def _as_read_by_v_triune(case: _Case) -> _Case:
+    """Without the boxes that V-Triune's reader drops before it counts (det_helper.extract_bbox): inverted ones, and equal ones
+    of a label given again unless twin truths allow them; also without boxes that have no area, which it keeps."""
+    pair = case.pair
+    kept_N = np.asarray((pair.boxes_N[:, 2:] > pair.boxes_N[:, :2]).all(1), dtype=np.bool_)
+    seen: set[tuple[float, ...]] = set()
+    for i, key in enumerate(map(tuple, np.column_stack([pair.codes_N, pair.boxes_N]).tolist())):
+        kept_N[i] &= key not in seen or pair.bare_NM[i].any()
+        seen.add(key)
+    if kept_N.all():
+        return case
+    arrays = {name: getattr(pair, name)[kept_N] for name in vars(pair) if name.endswith(("_N", "_NM"))}
+    return replace(case, pair=replace(pair, copies=(), **arrays))
 
 
 def _size_penalty(case: _Case, level: float, base: float, hardened: bool) -> float:
@@ -221,36 +245,33 @@ def _label_ap(case: _Case, levels: Sequence[float], rule: str = "order_free") ->
 
 
 def _v_triune(threshold: Any = "dynamic", schedule: Any = DYNAMIC_SCHEDULE, iou_completeness: float = 0.3,
-              penalty: float = 0.6, weights: Any = None, size_penalty: str = "published") -> DetectionReward:
+              penalty: float = 0.6, weights: Any = None, size_penalty: str = "published",
+              matching: str = "mended") -> DetectionReward:
     """V-Triune's detection verifier: penalty ** |N_p - N_g| * sum_k w_k s_k / sum_k w_k (reward_server/verify.py).
 
     s of the two IoU terms = (1 - c) * mean_iou + c * completeness at threshold e ('dynamic', 'average' or a number).
-    Corrected: optimal instead of its broken greedy matching; copies and wrong labels are false alarms; AP is order-free.
-    As published, junk and copies can fill up the number of boxes and so lift the penalty. With size_penalty 'hardened' they
-    cannot: |N_p - N_g| becomes max(N_p - N_g, N_g - boxes with IoU >= 0.5 to a truth of their label).
+    Corrected: optimal instead of its greedy matchings (matching 'published' has these); copies and wrong labels are false
+    alarms; AP is order-free.
+    As published, junk can fill up the number of boxes and so lift the penalty; inverted boxes, equal copies (dropped first, as
+    there) and boxes without area (kept there) cannot. With size_penalty 'hardened' nothing can: |N_p - N_g| becomes
+    max(N_p - N_g, N_g - boxes with IoU >= 0.5 to a truth of their label).
     iou_max_label_first matches within a label; iou_max_iou_first gives a truth to the box that overlaps it most.
     """
     c, base = _check_number("iou_completeness", iou_completeness, 0, 1), _check_number("penalty", penalty, 0, 1)
     if size_penalty not in _SIZE_PENALTIES:
         raise ConfigError(f"expected size_penalty as one of {', '.join(_SIZE_PENALTIES)}, found {size_penalty!r}."
                           f"{did_you_mean(str(size_penalty), _SIZE_PENALTIES)}")
-    shares = {"iou_max_label_first": 1.0} if weights is None else weights
-    if not isinstance(shares, Mapping):
-        raise ConfigError(f"expected weights as a mapping of {', '.join(_TERMS)} to numbers, found {shares!r}")
-    for name, value in shares.items():
-        if name not in _TERMS:
-            raise ConfigError(f"unknown term {name!r} in weights; expected {', '.join(_TERMS)}.{did_you_mean(name, _TERMS)}")
-        _check_number(f"weights.{name}", value, 0, 1e6)
-    total_weight, hardened = math.fsum(shares.values()), size_penalty == "hardened"
-    if total_weight <= 0:
-        raise ConfigError(f"expected a positive weight, found {dict(shares)}")
+    shares = check_shares({"iou_max_label_first": 1.0} if weights is None else weights, _TERMS)
+    total_weight, hardened, published = math.fsum(shares.values()), size_penalty == "hardened", is_published(matching)
     levels_at, ap_levels = _levels(threshold, schedule), {"map": COCO_THRESHOLDS, "map50": (0.5,), "map75": (0.75,)}
 
     def of_case(case: _Case) -> float:
         total, levels = 0.0, levels_at(case.progress)
+        if not hardened and not (case := _as_read_by_v_triune(case)).pair.num_predicted:
+            return 0.0
         precision = math.fsum(w * _label_ap(case, ap_levels[k]) for k, w in shares.items() if k in ap_levels and w)
         for level in levels:
-            terms = [w * _triune_iou(case, level, c, k == "iou_max_iou_first")
+            terms = [w * _triune_iou(case, level, c, k == "iou_max_iou_first", published)
                      for k, w in shares.items() if k not in ap_levels and w]
             total += _size_penalty(case, level, base, hardened) * (precision + math.fsum(terms))
         return total / len(levels) / total_weight
@@ -283,17 +304,20 @@ def _od_length(rule: str = "order_free") -> DetectionReward:
     return DetectionReward("od_length", of_case)
 
 
-def _weighted_sum(threshold: float = 0.5, iou: float = 0.7, completeness: float = 0.3) -> DetectionReward:
+def _weighted_sum(threshold: float = 0.5, iou: float = 0.7, completeness: float = 0.3, matching: str = "mended") -> DetectionReward:
     """VLM-R1's `weighted_sum`: 0.7 * sum of IoU / N_g + 0.3 * (1 - (miss + fa) / 2), greedy pairs with IoU >= 0.5.
 
-    Its label term has weight 0 and is left out. Corrected: only pairs of equal label count in either term.
+    Its label term has weight 0 and is left out. Corrected: only pairs of equal label count; not with matching 'published'.
     """
+    published = is_published(matching)
     level = _check_number("threshold", threshold, 0, 1)
     a, b = _check_number("iou", iou, 0, 1e6), _check_number("completeness", completeness, 0, 1e6)
     if a + b <= 0:
         raise ConfigError("expected a positive weight for iou or completeness, found 0 for both")
 
     def of_case(case: _Case) -> float:
+        if published:
+            return published_iou(case.pair.plain_NM, case.pair.same_NM, level, a / (a + b), b / (a + b))
         kept = case.kept(level)
         pairs = greedy_pairs(kept)
         miss, false_alarm = 1 - len(pairs) / case.pair.num_true, 1 - len(pairs) / case.pair.num_predicted
@@ -354,8 +378,8 @@ def make_detection_reward(mode: str = "f1", **params: Any) -> DetectionReward:
     """The detection reward called `mode`: callable(predicted, true, progress) -> [0, 1] (perception_r1: [0, 3]).
 
     Parameters by mode: f1(threshold, power, schedule), v_triune(threshold, schedule, iou_completeness, penalty, weights,
-    size_penalty), vlm_r1_map(rule), vlm_r1_map50(rule), od_length(rule), weighted_sum(threshold, iou, completeness),
-    perception_r1().
+    size_penalty, matching), vlm_r1_map(rule), vlm_r1_map50(rule), od_length(rule), weighted_sum(threshold, iou, completeness,
+    matching), perception_r1().
     Raises ConfigError for an unknown mode or parameter and for values out of range.
     """
     return by_mode("detection", MODES, mode, params)

@@ -18,6 +18,7 @@ _BODY = r"[^<]*(?:<(?!/?(?:think|answer)>)[^<]*)*"
 _PATTERNS = {
     "answer": re.compile(rf"<answer>{_BODY}</answer>"),
     "think": re.compile(rf"(?:<think>)?{_BODY}</think>\s*<answer>{_BODY}</answer>"),
+    "think_lines": re.compile(rf"(?:<think>)?{_BODY}</think>\s*<answer>{_BODY}</answer>"),
     "bare": re.compile(_BODY),
 }
 
@@ -33,8 +34,8 @@ def check_answer_format(answer_format: str) -> str:
 def format_reward(text: str, answer_format: str = "answer") -> float:
     """1.0 when `text` is exactly one envelope of `answer_format`, but for white space and end-of-turn tokens; else 0.0.
 
-    'answer': <answer>..</answer>. 'think': <think>..</think> <answer>..</answer>, where <think> may be missing because
-    the chat template wrote it. 'bare': any text without these tags.
+    'answer': <answer>..</answer>. 'think' and 'think_lines': <think>..</think> <answer>..</answer>, where <think> may be
+    missing because the chat template wrote it. 'bare': any text without these tags.
     """
     if len(text) > MAX_TEXT_CHARS:
         return 0.0
@@ -45,5 +46,7 @@ def wrap_answer(answer: str, answer_format: str = "answer", thought: str = "I lo
     """`answer` in the envelope of `answer_format`; its format reward is 1."""
     if answer_format == "bare":
         return answer
+    if answer_format == "think_lines":
+        return f"<think>\n{thought}\n</think>\n<answer>\n{answer}\n</answer>"
     block = f"<answer>{answer}</answer>"
     return f"<think>{thought}</think>\n{block}" if answer_format == "think" else block

@@ -35,7 +35,7 @@ PointReward = Callable[[Point, "Box | None", Sequence[float], Sequence[float]], 
 """reward(point, predicted box or None, true box, (width, height) of the picture) in [0, 1]; all in original pixels."""
 
 POINT_KEYS = ("point_2d", "point", "coordinate", "coordinates", "position", "start_point")
-BOX_KEYS = ("bbox_2d", "bbox", "box")
+BOX_KEYS = ("bbox_2d", "bbox", "box_2d", "box")
 _EDGE = 1e-6
 """Pixels an edge may be missed by: what converting coordinates between frames costs in float arithmetic."""
 _BOX_TOKENS = ("<|box_start|>", "<|box_end|>")

@@ -67,7 +67,7 @@ SPACES: Mapping[str, Table] = {**_SPACES, "any": {name: entry for table in _SPAC
 
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "point": ("point", "coordinate", "coordinates", "point_2d", "position", "start_point", "start_coordinate", "bbox", "bbox_2d",
-              "box"),
+              "box_2d", "box"),
     "end": ("end", "end_point", "end_coordinate", "coordinate2", "to"),
     "text": ("text", "content", "value", "input_text", "url", "option"),
     "app": ("app", "app_name", "text", "input_text", "name"),
@@ -171,6 +171,17 @@ def _argument(argument: str, table: Mapping[str, Any], name_key: str) -> dict[st
     return max(found, key=lambda fields: fields.get("box") is not None, default={})
 
 
+def _finger(fields: Mapping[str, Any]) -> str:
+    """Where a finger goes that is said to move from fields['point'] to fields['end']; '' where it is not said."""
+    start, end = fields.get("point"), fields.get("end")
+    if start is None or end is None or start == end:
+        return ""
+    dx, dy = end[0] - start[0], end[1] - start[1]
+    if abs(dx) > abs(dy):
+        return "right" if dx > 0 else "left"
+    return "down" if dy > 0 else "up"
+
+
 def action_from(value: Any, space: str) -> Action:
     """The action a JSON value stands for, in the table of `space`. Raises ValueError with the reason, see `parse_action`."""
     if isinstance(value, list):
@@ -197,6 +208,8 @@ def action_from(value: Any, space: str) -> Action:
     if name in ("type", "select") and "point" not in wanted:
         fields.update(_argument("point", value, key))  # where to type, if it is said
     if name == "swipe":  # the finger moves up, the view down
+        if fields.get("direction") is None:
+            fields = {"direction": _finger({**_argument("point", value, key), **_argument("end", value, key)})}
         opposite = {"up": "down", "down": "up", "left": "right", "right": "left"}
         name, fields = "scroll", {"direction": opposite.get(fields.get("direction", ""))}
     return Action(name, **fields)

@@ -180,10 +180,21 @@ def _tolerance(abs: float = 0.0, rel: float = 0.0) -> Closeness:
     return lambda p, g, p_text, g_text: float(within(p, g, abs_tol, rel_tol))
 
 
-def _mra(strict: bool = False) -> Closeness:
-    if not isinstance(strict, bool):
-        raise ConfigError(f"expected mra.strict true or false, found {strict!r}")
-    return lambda p, g, p_text, g_text: mra(_float(p), _float(g), strict)
+def _mra_double(predicted: float, gold: float) -> float:
+    """EasyVideoR1's loop: `<`, |g| + 1e-8, thresholds by adding 0.05 to 0.5, all in double precision."""
+    error, level, met = abs(predicted - gold) / (abs(gold) + 1e-8), 0.5, 0
+    for _ in range(10):
+        met += error < 1 - level
+        level += 0.05
+    return met / 10
+
+
+def _mra(strict: bool | str = False) -> Closeness:
+    if not isinstance(strict, bool) and strict != "double":
+        raise ConfigError(f"expected mra.strict true or false, or 'double', found {strict!r}")
+    if strict == "double":
+        return lambda p, g, p_text, g_text: _mra_double(_float(p), _float(g))
+    return lambda p, g, p_text, g_text: mra(_float(p), _float(g), bool(strict))
 
 
 def _regression() -> Closeness:
@@ -224,7 +235,7 @@ def make_closeness(mode: str, **params: Any) -> Closeness:
 
     exact       equal as fractions
     tolerance   abs, rel: |p - g| <= max(abs, rel * |g|)
-    mra         strict=False: see `mra`
+    mra         strict=False: see `mra`; 'double' for EasyVideoR1's
     regression  Video-R1's 1 - min(1, (|p - g| + 1e-9) / (|g| + 1e-9))
     rounded     decimals=2, same_form=True, slack=0: Video-R1; decimals=4, same_form=False, slack=0.015: EasyVideoR1
     """

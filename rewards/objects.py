@@ -8,6 +8,7 @@ Accepted are lists of objects, nothing beside them:
     []                                                       nothing is there
     [{"point_2d": [x, y]}, ...]   [[x, y], ...]   [x, y]     points; boxes stand for their centres
 
+An element that cannot be read (a NaN, three numbers, no label) costs itself: the others are kept and it is counted.
 An answer that the length limit cut (`cut=True`, never for complete text) keeps its complete objects, found by walking
 the braces once, and says so. All of it is linear in the length, and nothing in the text is ever run.
 
@@ -16,11 +17,11 @@ the braces once, and says so. All of it is linear in the length, and nothing in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from rewards.parsing import MAX_COORDINATE, Box, load_json, strip_fence
+from rewards.parsing import MAX_COORDINATE, Box, load_json, number_list, strip_fence
 
 __all__ = [
     "LabelledBox", "MAX_OBJECTS", "MAX_OBJECT_CHARS", "ObjectError", "ObjectParse", "PointParse", "label_of",
@@ -63,20 +64,24 @@ class LabelledBox(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectParse:
-    """Objects in the order written; none with a `reason` when parsing failed. `truncated`: a cut last one was dropped."""
+    """Objects in the order written; none with a `reason` when parsing failed. `truncated`: a cut last one was dropped.
+    `unreadable`: how many elements of the list could not be read beside others that could."""
 
     objects: tuple[LabelledBox, ...]
     reason: str | None = None
     truncated: bool = False
+    unreadable: int = 0
 
 
 @dataclass(frozen=True)
 class PointParse:
-    """Points (x, y) in the order written; none with a `reason` when parsing failed. `boxes`: they were centres of boxes."""
+    """Points (x, y) in the order written; none with a `reason` when parsing failed. `boxes`: they were centres of boxes.
+    `unreadable`: as in ObjectParse."""
 
     points: tuple[tuple[float, float], ...]
     reason: str | None = None
     boxes: bool = False
+    unreadable: int = 0
 
 
 def normalise_label(label: str) -> str:
@@ -85,7 +90,8 @@ def normalise_label(label: str) -> str:
 
 
 def _numbers(values: Any, count: int) -> list[float]:
-    if not isinstance(values, list) or not all(type(v) in (int, float) for v in values):
+    values = number_list(values)
+    if values is None:
         raise ObjectError("not_a_box")
     if len(values) != count:
         raise ObjectError("wrong_count")
@@ -192,11 +198,13 @@ def _items(answer: str, cut: bool) -> tuple[list[Any], bool]:
     if text.startswith("(") and _TWO_POINTS.fullmatch(" ".join(text.split())):
         return _special(f"{_OPEN}{text}{_CLOSE}"), False
     try:
-        value = load_json(text)
+        value = load_json(text, broken_numbers=True)
     except (ValueError, RecursionError):
         if cut:
             return _kept(text), True
         raise ObjectError("not_a_box") from None
+    if value is None:  # None, as VLM-R1 asks for, is []
+        value = []
     if isinstance(value, dict) and list(value) == ["boxes"] and isinstance(value["boxes"], list):
         value = value["boxes"]
     if isinstance(value, dict) or (isinstance(value, list) and value and not isinstance(value[0], (list, dict))):
@@ -206,6 +214,23 @@ def _items(answer: str, cut: bool) -> tuple[list[Any], bool]:
     if len(value) > MAX_OBJECTS:
         raise ObjectError("too_many_objects")
     return value, False
+
+
+_Item = TypeVar("_Item")
+
+
+def _readable(items: Sequence[Any], read: Callable[[Any], _Item]) -> tuple[list[_Item], int]:
+    """What `read` makes of the elements it can read, and how many it cannot. Raises its ObjectError where it can read none."""
+    found: list[_Item] = []
+    first: ObjectError | None = None
+    for item in items:
+        try:
+            found.append(read(item))
+        except ObjectError as err:
+            first = first or err
+    if first is not None and not found:
+        raise first
+    return found, len(items) - len(found)
 
 
 def parse_objects(answer: str, label: str | None = None, cut: bool = False) -> ObjectParse:
@@ -219,7 +244,8 @@ def parse_objects(answer: str, label: str | None = None, cut: bool = False) -> O
     try:
         implied = None if label is None else label_of(label)
         items, truncated = _items(answer, cut)
-        return ObjectParse(tuple(_labelled(item, implied) for item in items), None, truncated)
+        found, unreadable = _readable(items, lambda item: _labelled(item, implied))
+        return ObjectParse(tuple(found), None, truncated, unreadable)
     except ObjectError as err:
         return ObjectParse((), err.reason)
 
@@ -247,9 +273,9 @@ def parse_points(answer: str) -> PointParse:
     """
     try:
         items, _ = _items(answer, False)
-        found = [_centre(item) for item in items]
+        found, unreadable = _readable(items, _centre)
     except ObjectError as err:
         return PointParse((), err.reason)
     if len({is_box for _, is_box in found}) > 1:
         return PointParse((), "mixed_shapes")
-    return PointParse(tuple(point for point, _ in found), None, bool(found and found[0][1]))
+    return PointParse(tuple(point for point, _ in found), None, bool(found and found[0][1]), unreadable)

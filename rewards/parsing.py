@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 __all__ = [
     "ANSWER_FORMATS", "Box", "BoxParse", "Extraction", "MAX_ANSWER_CHARS", "MAX_COORDINATE", "MAX_TEXT_CHARS",
-    "extract_answer", "load_json", "parse_boxes", "strict_json", "strip_end_tokens", "strip_fence",
+    "extract_answer", "load_json", "number_list", "parse_boxes", "strict_json", "strip_end_tokens", "strip_fence",
 ]
 
 Box = tuple[float, float, float, float]
@@ -34,8 +34,9 @@ MAX_ANSWER_CHARS = 4_000
 """Longer answers are not parsed ('answer_too_long'): one box needs under 100 characters."""
 MAX_COORDINATE = 1e7
 """Larger magnitudes are refused ('out_of_range'), so no area overflows."""
-ANSWER_FORMATS = ("answer", "think", "bare")
-"""'answer': an <answer> block; 'think': <think> then <answer>; 'bare': the whole text is the answer."""
+ANSWER_FORMATS = ("answer", "think", "think_lines", "bare")
+"""'answer': an <answer> block; 'think': <think> then <answer>; 'think_lines': the same with each tag on its own line; 'bare':
+the whole text is the answer."""
 
 _END_TOKENS = ("<|im_end|>", "<|endoftext|>", "</s>", "<|eot_id|>", "<|end_of_text|>", "<pad>")
 _BOX_KEYS = ("bbox_2d", "bbox", "box", "boxes")
@@ -49,6 +50,8 @@ _TWO_POINTS = re.compile(
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n?")
 _PYTHON = re.compile(r"""[^'"]+|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*"|['"]""", re.DOTALL)
 _WORDS = {"(": "[", ")": "]", "True": "true", "False": "false", "None": "null"}
+_PLAIN_NUMBER = re.compile(r"\s{0,4}[+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?\s{0,4}")
+_SPARE_COMMA = re.compile(r"(?<=[\w\])}]),(?=\s*[\])}])|^,(?=\s*[\])}])")
 _ESCAPES = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\"", re.DOTALL)
 
 
@@ -135,9 +138,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def strict_json(text: str) -> Any:
-    """The JSON value; raises ValueError or RecursionError, also for NaN, Infinity and a key given twice."""
-    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+def strict_json(text: str, broken_numbers: bool = False) -> Any:
+    """The JSON value; raises ValueError or RecursionError, also for a key given twice, and for NaN and Infinity unless
+    `broken_numbers` keeps them as floats, which no box may hold."""
+    return json.loads(text, parse_constant=float if broken_numbers else _refuse_constant, object_pairs_hook=_unique)
 
 
 def strip_fence(text: str) -> str:
@@ -164,23 +168,32 @@ def _as_json(found: re.Match[str]) -> str:
         return f'"{_ESCAPES.sub(_escape, inside)}"' if "\\" in inside or '"' in inside else f'"{inside}"'
     for python, json_word in _WORDS.items():
         piece = piece.replace(python, json_word)
-    return piece
+    return _SPARE_COMMA.sub("", piece)
 
 
-def load_json(text: str) -> Any:
-    """The value of JSON, or of Python's spelling of it (single quotes, tuples, True, False, None), as data: runs nothing.
+def load_json(text: str, broken_numbers: bool = False) -> Any:
+    """The value of JSON, or of Python's spelling of it (single quotes, tuples, True, False, None, a spare comma at the end of a
+    list), as data: runs nothing. `broken_numbers`: see `strict_json`.
 
     What stands inside strings keeps its characters. An object that gives one key twice is refused: whichever counted, the
     other would be a second answer. Raises ValueError or RecursionError, also for NaN. Linear in the length.
     """
     try:
-        return strict_json(text)
+        return strict_json(text, broken_numbers)
     except json.JSONDecodeError:
-        return strict_json(_PYTHON.sub(_as_json, text))
+        return strict_json(_PYTHON.sub(_as_json, text), broken_numbers)
 
 
-def _numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(v) in (int, float) for v in value)
+def number_list(value: Any) -> list[int | float] | None:
+    """A list of numbers, or of numbers as texts (["100", "20.5"]); None for anything else."""
+    if not isinstance(value, list):
+        return None
+    if all(type(v) in (int, float) for v in value):
+        return value
+    texts = [v for v in value if isinstance(v, str)]
+    if len(texts) != len(value) or not all(_PLAIN_NUMBER.fullmatch(v) for v in texts):
+        return None
+    return [float(v) for v in texts]
 
 
 def _find_boxes(value: Any) -> list[list[float]] | str:
@@ -194,11 +207,11 @@ def _find_boxes(value: Any) -> list[list[float]] | str:
         return "not_a_box"
     if not value:
         return "no_box"
-    if _numbers(value):
-        return [value]
+    if (numbers := number_list(value)) is not None:
+        return [numbers]
     found: list[list[float]] = []
     for item in value:
-        if not isinstance(item, dict) and not _numbers(item):
+        if not isinstance(item, dict) and number_list(item) is None:
             return "not_a_box"
         inner = _find_boxes(item)
         if isinstance(inner, str):

@@ -1,7 +1,9 @@
 """Temporal IoU: how well predicted spans of a video cover the true ones. Seconds, or any one unit for both sides.
 
-A span is (start, end); a pair in the wrong order is sorted, a pair without length is worth 0. Predictions are clipped to the
-duration first (`clip_spans`), so that no time outside the video counts for or against.
+A span is (start, end). One that ends before it starts is worth 0, and so is one without length: that is the rule of TALL
+(Charades-STA), 2D-TAN, VTimeLLM, VideoChat-R1, EasyVideoR1 and OneThinker; lmms-eval alone sorts the two times. Nothing is
+clipped: time beyond the video's end counts against an answer as any other time does. `clip_spans` is for rewards that ask for
+it, because then every end from the video's end on, however large, is worth the same.
 
     union    IoU of the two merged unions ("glue", VideoChat-R1): how the spans are cut into pieces does not matter
     matched  one-to-one matching with the largest sum of IoUs, over the larger number of spans: splitting and surplus spans cost
@@ -11,7 +13,8 @@ duration first (`clip_spans`), so that no time outside the video counts for or a
              the whole video earns 0.55 for the truth [10, 20] of 100 s, more than a short span that just misses; use it to
              get learning started, then union
 
-For one span and one truth, union and matched are max(0, min(e) - max(s)) / (max(e) - min(s)), the rule of Charades-STA.
+For one span and one truth, union and matched are max(0, min(e) - max(s)) / (max(e) - min(s)), the rule of Charades-STA
+(jiyanggao/TALL, main.py, calculate_IoU).
 
     python -c "from rewards.temporal import union_iou; print(union_iou([(1, 3), (2, 5)], [(2, 6)]))"
 """
@@ -34,19 +37,20 @@ SpanReward = Callable[[Sequence[Sequence[float]], Sequence[Sequence[float]]], fl
 
 
 def has_length(span: Sequence[float]) -> bool:
-    """True for two finite times that differ."""
-    return span[0] != span[1] and math.isfinite(span[0]) and math.isfinite(span[1])
+    """True for two finite times, the first before the second."""
+    return span[0] < span[1] and math.isfinite(span[0]) and math.isfinite(span[1])
 
 
 def clip_spans(spans: Sequence[Sequence[float]], duration: float | None = None) -> list[Span]:
-    """Each pair sorted and clipped to [0, duration]; a span wholly outside becomes one without length."""
+    """Both times of each span clipped to [0, duration], in the order they have; a span wholly outside becomes one without
+    length."""
     most = math.inf if duration is None else duration
-    return [(min(max(0.0, min(span)), most), min(max(0.0, *span), most)) for span in spans]
+    return [(min(max(0.0, start), most), min(max(0.0, end), most)) for start, end in spans]
 
 
 def merged(spans: Sequence[Sequence[float]]) -> list[Span]:
-    """The union of the spans as disjoint spans in order; pairs are sorted, spans without length vanish."""
-    ordered = sorted((min(span), max(span)) for span in spans if has_length(span))
+    """The union of the spans as disjoint spans in order; spans without length and those that end before they start vanish."""
+    ordered = sorted((span[0], span[1]) for span in spans if has_length(span))
     union: list[Span] = []
     for start, end in ordered:
         if union and start <= union[-1][1]:
@@ -69,10 +73,10 @@ def _overlap(a: Sequence[Span], b: Sequence[Span]) -> float:
 
 
 def span_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Intersection over union of two spans, in [0, 1]; 0 when either has no length."""
+    """Intersection over union of two spans, in [0, 1]; 0 when either has no length or ends before it starts."""
     if not (has_length(a) and has_length(b)):
         return 0.0
-    (s, e), (t, f) = sorted(a), sorted(b)
+    (s, e), (t, f) = a, b
     return max(0.0, min(e, f) - max(s, t)) / (max(e, f) - min(s, t))  # the hull is the union wherever they meet
 
 
@@ -81,7 +85,7 @@ def span_iop(predicted: Sequence[float], true: Sequence[float]) -> float:
     prediction without length inside the truth, see tasks.metrics.nextgqa)."""
     if not (has_length(predicted) and has_length(true)):
         return 0.0
-    (s, e), (t, f) = sorted(predicted), sorted(true)
+    (s, e), (t, f) = predicted, true
     return max(0.0, min(e, f) - max(s, t)) / (e - s)
 
 
@@ -109,7 +113,7 @@ def near_iou(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float
 
 
 def _pairwise(predicted_N2: Any, true_M2: Any) -> Any:
-    """`span_iou` of every pair of sorted spans, (N, 2) and (M, 2) -> (N, M)."""
+    """`span_iou` of every pair of spans, (N, 2) and (M, 2) -> (N, M)."""
     import numpy as np
 
     common = np.minimum(predicted_N2[:, None, 1], true_M2[:, 1]) - np.maximum(predicted_N2[:, None, 0], true_M2[:, 0])
@@ -127,7 +131,7 @@ def matched_iou(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[fl
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
-    ious = _pairwise(np.array([sorted(p) for p in predicted], float), np.array([sorted(t) for t in true], float))
+    ious = _pairwise(np.array(predicted, float), np.array(true, float))
     rows, columns = linear_sum_assignment(ious, maximize=True)
     return min(1.0, float(ious[rows, columns].sum()) / max(ious.shape))
 

@@ -31,8 +31,8 @@ from mmrl.errors import ConfigError, DataError, did_you_mean
 
 __all__ = [
     "MAX_CHARS", "MODES", "STEPS", "TextReward", "anls", "char_error_rate", "check_names", "check_number", "check_steps",
-    "edit_ratio", "is_coordinates", "make_text_reward", "net_characters", "normalise", "normalised_edit_distance", "rouge",
-    "stream_safe", "token_f1", "unicode_form", "word_error_rate", "words",
+    "docvqa_anls", "edit_ratio", "is_coordinates", "make_text_reward", "net_characters", "normalise",
+    "normalised_edit_distance", "rouge", "stream_safe", "token_f1", "unicode_form", "word_error_rate", "words",
 ]
 
 MAX_CHARS = 8_192
@@ -252,8 +252,22 @@ def rouge(prediction: str, truth: str, *, ascii_words: bool = False, skip_short:
 
 
 def anls(prediction: str, truth: str, threshold: float = 0.5) -> float:
-    """1 - normalised edit distance when that is at least `threshold`, else 0 (DocVQA's ANLS for one question)."""
+    """1 - normalised edit distance when that is at least `threshold`, else 0: ANLS without DocVQA's way with white space."""
     similarity = 1.0 - normalised_edit_distance(prediction, truth)
+    return similarity if similarity >= threshold else 0.0
+
+
+def docvqa_anls(prediction: str, truth: str, threshold: float = 0.5) -> float:
+    """DocVQA's ANLS of one question and one accepted answer (docvqa.org's program, as in QwenLM/Qwen-VL
+    eval_mm/infographicsvqa_eval.py): the edit distance of the texts in lower case with runs of white space as one space, over
+    the length of the longer text *as it was written*, in upper case (where one letter may become two).
+
+    White space therefore makes a wrong answer better ('x' and a thousand spaces before 'y' is 0.99 of any short truth): a rule
+    for evaluation, no reward.
+    """
+    length = max(len(prediction.upper()), len(truth.upper()))
+    distance = Levenshtein.distance(" ".join(prediction.lower().split()), " ".join(truth.lower().split()))
+    similarity = 1.0 - (distance / length if length else 0.0)
     return similarity if similarity >= threshold else 0.0
 
 
@@ -314,9 +328,14 @@ def _ratio() -> Callable[[str, str], float]:
     return edit_ratio
 
 
-def _rouge(ascii_words: bool = False, skip_short: bool = True, stem: bool = False) -> Callable[[str, str], float]:
-    """Mean F1 of ROUGE-1, ROUGE-2, ROUGE-L."""
-    return functools.partial(rouge, ascii_words=bool(ascii_words), skip_short=bool(skip_short), stem=bool(stem))
+def _rouge(ascii_words: bool = False, skip_short: bool = True, stem: bool = False, short: int = 0) -> Callable[[str, str], float]:
+    """Mean F1 of ROUGE-1, ROUGE-2, ROUGE-L. A truth of at most `short` characters is met by itself in any case, with 1
+    (EasyVideoR1 unified_rl: 10), because a truth of one word has no ROUGE-2."""
+    limit = check_number("short", short, 0, _MOST_CHARS)
+    mean = functools.partial(rouge, ascii_words=bool(ascii_words), skip_short=bool(skip_short), stem=bool(stem))
+    if not limit:
+        return mean
+    return lambda said, truth: 1.0 if len(truth) <= limit and said.lower().strip() == truth.lower().strip() else mean(said, truth)
 
 
 def _exact() -> Callable[[str, str], float]:
@@ -325,7 +344,7 @@ def _exact() -> Callable[[str, str], float]:
 
 
 def _anls(threshold: float = 0.5) -> Callable[[str, str], float]:
-    """ANLS with its threshold."""
+    """ANLS with its threshold, white space collapsed before the length is taken (`docvqa_anls` is the benchmark's metric)."""
     return functools.partial(anls, threshold=check_number("threshold", threshold, 0, 1))
 
 

@@ -6,8 +6,8 @@ two times, in one of these spellings and nothing beside them:
     [2.5, 7]    2.5 to 7    00:02.50 - 00:07.00    [[1, 2], [4, 6]]    1 to 2, 4 to 6    [(1, 2), (4, 6)]
     {"time": [2.5, 7]}    {"start_time": "2.5", "end_time": "7"}    [{"start": 1, "end": 2}, {"start": 4, "end": 6}]
 
-A minus is read in every spelling (`-3 to 5` is `[-3, 5]`): spans are clipped to the video afterwards, at both ends. Keys of
-tracks are not clipped; for them a negative time is no time.
+A minus is read in every spelling (`-3 to 5` is `[-3, 5]`): times outside the video and spans that end before they start are what
+was said, and rewards and metrics judge them. For keys of tracks a negative time is no time.
 
 What a number means (seconds, or a share of the duration) is declared by the task, never guessed; clock readings are always
 seconds. Model text is data: JSON, never eval. Every step is linear in the length.
@@ -163,15 +163,15 @@ def _from_words(text: str) -> SpanParse | None:
         place = between.end()
 
 
-def read_json(text: str) -> Any:
+def read_json(text: str, broken_numbers: bool = False) -> Any:
     """JSON, or Python's spelling of it, in which clock readings may stand without quotes. Raises ValueError, RecursionError."""
     try:
-        return load_json(text)
+        return load_json(text, broken_numbers)
     except ValueError:
         quoted = _BARE_CLOCK.sub(r'"\1"', text)
         if quoted == text:
             raise
-        return load_json(quoted)
+        return load_json(quoted, broken_numbers)
 
 
 def parse_spans(answer: str) -> SpanParse:

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rewards.iou import box_iou
-from rewards.parsing import MAX_COORDINATE, Box, strip_fence
+from rewards.parsing import MAX_COORDINATE, Box, number_list, strip_fence
 from rewards.times import SpanParse, parse_time, read_json, spans_of
 
 __all__ = [
-    "LEVELS", "MAX_BOXES", "MAX_TRACK_CHARS", "TrackParse", "mean", "parse_track", "success", "success_area", "track_ious",
-    "track_key", "track_viou", "tube_viou",
+    "LEVELS", "MAX_BOXES", "MAX_TRACK_CHARS", "OVER", "TrackParse", "mean", "mean_iou", "parse_track", "success", "success_area",
+    "track_ious", "track_key", "track_viou", "tube_viou",
 ]
 
 MAX_TRACK_CHARS = 40_000
@@ -33,6 +33,8 @@ MAX_TRACK_CHARS = 40_000
 MAX_BOXES = 1000
 """An answer with more boxes is refused ('too_many_boxes')."""
 _EPS = 1e-3  # seconds: keys are rounded to 3 decimals
+OVER = ("truth", "shared")
+"""What a mean IoU of tracks divides by."""
 LEVELS = tuple(k / 100 for k in range(101))
 """Thresholds of the success curve (GOT-10k)."""
 
@@ -40,12 +42,14 @@ LEVELS = tuple(k / 100 for k in range(101))
 @dataclass(frozen=True)
 class TrackParse:
     """Boxes by key, or `listed` in the order written; in whatever frame the text uses. `time` is what stood under "time".
-    Both empty with the `reason` when parsing failed."""
+    Both empty with the `reason` when parsing failed. A box that cannot be read beside others that can (or beside a time) is
+    left out (None in `listed`) and counted in `unreadable`."""
 
     boxes: Mapping[float, Box] = field(default_factory=dict)
-    listed: tuple[Box, ...] = ()
+    listed: tuple[Box | None, ...] = ()
     time: SpanParse | None = None
     reason: str | None = None
+    unreadable: int = 0
 
 
 _PLAIN = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")  # most keys: a thousand of them stay fast
@@ -65,25 +69,46 @@ def track_key(text: Any) -> float | None:
 
 
 def _box(values: Any) -> Box:
-    if not isinstance(values, list) or not all(type(v) in (int, float) for v in values):
+    values = number_list(values)
+    if values is None:
         raise _Unreadable("not_a_box")
     if len(values) != 4:
         raise _Unreadable("wrong_count")
-    if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in values):  # False for infinity and huge integers
-        raise _Unreadable("out_of_range")
+    if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in values):  # False for nan, infinity and huge integers
+        raise _Unreadable("not_finite" if any(v != v for v in values) else "out_of_range")
     return float(values[0]), float(values[1]), float(values[2]), float(values[3])
 
 
-def _by_key(table: Mapping[str, Any]) -> dict[float, Box]:
+def _by_key(table: Mapping[str, Any]) -> tuple[dict[float, Box], list[str]]:
+    """Boxes by key, and the reasons of those that cannot be read. Raises _Unreadable for a key given twice, readable or not."""
     boxes: dict[float, Box] = {}
+    seen: set[float] = set()
+    reasons: list[str] = []
     for text, values in table.items():
         key = track_key(text)
         if key is None:
-            raise _Unreadable("not_a_time")
-        if key in boxes:
+            reasons.append("not_a_time")
+            continue
+        if key in seen:
             raise _Unreadable("duplicate_keys")
-        boxes[key] = _box(values)
-    return boxes
+        seen.add(key)
+        try:
+            boxes[key] = _box(values)
+        except _Unreadable as err:
+            reasons.append(str(err))
+    return boxes, reasons
+
+
+def _in_order(items: Sequence[Any]) -> tuple[tuple[Box | None, ...], list[str]]:
+    boxes: list[Box | None] = []
+    reasons: list[str] = []
+    for item in items:
+        try:
+            boxes.append(_box(item))
+        except _Unreadable as err:
+            boxes.append(None)
+            reasons.append(str(err))
+    return tuple(boxes), reasons
 
 
 def _track(value: Any) -> TrackParse:
@@ -97,13 +122,20 @@ def _track(value: Any) -> TrackParse:
             raise _Unreadable("no_boxes")
     if not isinstance(value, (dict, list)):
         raise _Unreadable("not_a_track")
-    if not value:
+    timed = time is not None and time.reason is None
+    if not value and not timed:
         raise _Unreadable("no_boxes")
     if len(value) > MAX_BOXES:
         raise _Unreadable("too_many_boxes")
     if isinstance(value, dict):
-        return TrackParse(_by_key(value), time=time)
-    return TrackParse(listed=tuple(_box(item) for item in value), time=time)
+        boxes, reasons = _by_key(value)
+        if reasons and not boxes and not timed:
+            raise _Unreadable(reasons[0])
+        return TrackParse(boxes, time=time, unreadable=len(reasons))
+    listed, reasons = _in_order(value)
+    if len(reasons) == len(listed) and reasons and not timed:
+        raise _Unreadable(reasons[0])
+    return TrackParse(listed=listed, time=time, unreadable=len(reasons))
 
 
 def parse_track(answer: str) -> TrackParse:
@@ -115,12 +147,11 @@ def parse_track(answer: str) -> TrackParse:
     if len(answer) > MAX_TRACK_CHARS:
         return TrackParse(reason="answer_too_long")
     try:
-        return _track(read_json(strip_fence(answer)))
+        return _track(read_json(strip_fence(answer), broken_numbers=True))
     except _Unreadable as err:
         return TrackParse(reason=str(err))
     except (ValueError, RecursionError) as err:
-        known = {"not a number": "not_finite", "duplicate keys": "duplicate_keys"}
-        return TrackParse(reason=next((r for start, r in known.items() if str(err).startswith(start)), "not_a_track"))
+        return TrackParse(reason="duplicate_keys" if str(err).startswith("duplicate keys") else "not_a_track")
 
 
 # from tracks to numbers
@@ -129,6 +160,14 @@ def parse_track(answer: str) -> TrackParse:
 def track_ious(predicted: Mapping[float, Sequence[float]], true: Mapping[float, Sequence[float]]) -> list[float]:
     """IoU at every true key, in its order; 0 where the prediction has no box."""
     return [box_iou(predicted[key], box) if key in predicted else 0.0 for key, box in true.items()]
+
+
+def mean_iou(predicted: Mapping[float, Sequence[float]], true: Mapping[float, Sequence[float]], over: str = "truth") -> float:
+    """Mean IoU over the true keys, a missing box being 0; with over 'shared' over the keys both sides have (EasyVideoR1, and
+    OneThinker for tubes), where one easy frame is worth as much as all of them."""
+    if over == "shared":
+        true = {key: box for key, box in true.items() if key in predicted}
+    return min(1.0, mean(track_ious(predicted, true)))
 
 
 def mean(values: Sequence[float]) -> float:
@@ -157,9 +196,10 @@ def tube_viou(predicted: Mapping[float, Sequence[float]], predicted_span: Sequen
     The union is counted in true keys, plus the length of the predicted time outside the true one in units of `step` (seconds
     between keys): where both times lie on that grid, these are the frames of VidSTG's denominator. A time holds its start and
     not its end. Where the truth has a key at its end, or a little outside its time (rounded to whole seconds), the predicted
-    time is read in the same way, so that the truth itself is worth 1. A predicted time without length is worth 0.
+    time is read in the same way, so that the truth itself is worth 1. A predicted time without length is worth 0, and so is
+    one that ends before it starts.
     """
-    (start, end), (first, last) = sorted(predicted_span), sorted(true_span)
+    (start, end), (first, last) = predicted_span, true_span
     if not true or not start < end:
         return 0.0
     early, late = max(0.0, first - min(true)), max(true) - last

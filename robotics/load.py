@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from mmrl.errors import CheckpointError, ConfigError
 from mmrl.finite import check_loaded
+from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.loading import load_policy
 from robotics.actions import ActionCodec, ActionStatistics
 from robotics.config import EmbodiedConfig, VLAConfig
@@ -122,6 +123,7 @@ def load_vla(config: EmbodiedConfig, *, space: ActionSpace | None = None, propri
     head = None
     if settings.value_head:
         head = _value_head(core.base.config.get_text_config().hidden_size, settings, config.seed).to(core.device)
+        make_batch_invariant(head, core.device)
     vla = VLAPolicy(core, codec, settings, head)
     if not (weights is not None and vla.load_value_head(weights)):
         vla.load_value_head(config.model.path)

@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ("numpy", "pydantic", "pytest", "scipy.optimize", "torch")
+PRELOAD = ("hypothesis", "numpy", "PIL.Image", "pydantic", "pytest", "safetensors.torch", "scipy.optimize", "torch", "torch.optim",
+           "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl", "transformers.models.qwen2_5_vl.processing_qwen2_5_vl", "typer",
+           "yaml")
 """What is imported once, before any fork."""
 _THREADS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 

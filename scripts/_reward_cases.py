@@ -22,7 +22,7 @@ __all__ = ["MODES", "RewardCase", "all_cases", "contexts", "example_samples"]
 MODES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "grounding": tuple({"mode": m} for m in ("iou", "giou", "static", "dynamic", "average", "smooth")),
     "detection": ({"accuracy": {"threshold": "dynamic"}}, {"mode": "vlm_r1_map"}, {"mode": "od_length"}, {"mode": "weighted_sum"}),
-    "counting": ({"mode": "smooth"}, {"mode": "relative"}),
+    "counting": ({"mode": "smooth"}, {"mode": "relative"}, {"mode": "points"}),
     # not ocr's ned, cer and anls: where missing characters are as dear as wrong ones, a guessed character never costs and may
     # match, so junk can pay a little; the default, indel, is there for that reason
     "ocr": ({"mode": "exact"}, {"mode": "token_f1"}, {"mode": "wer"}),

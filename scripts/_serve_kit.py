@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-__all__ = ["HEAD", "MODEL", "Attacking", "Beside", "Server", "ask", "beside", "post", "raw", "said", "serving"]
+__all__ = ["HEAD", "MODEL", "Attacking", "Beside", "Server", "ask", "beside", "ending", "post", "raw", "said", "serving"]
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "assets/tiny_vlm"
@@ -98,20 +98,28 @@ def ask(content: Any, **options: Any) -> bytes:
     return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, **options}).encode()
 
 
-def raw(server: Server, data: bytes) -> socket.socket:
-    """A connection over which `data` was sent."""
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=120, source_address=(_source, 0))
+def raw(port: int, data: bytes, timeout_s: float = 120.0) -> socket.socket:
+    """A connection to a server of this machine over which `data` was sent; nothing for so many seconds is a TimeoutError."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=timeout_s, source_address=(_source, 0))
     connection.sendall(data)
     return connection
 
 
 def said(connection: socket.socket) -> bytes:
-    """All that comes until the server closes; a reset ends it, too."""
+    """All that comes until the server closes; a reset ends it, too. TimeoutError where it keeps the connection and says nothing."""
     found = b""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(ConnectionResetError):
         while data := connection.recv(65536):
             found += data
     return found
+
+
+def ending(connection: socket.socket) -> str:
+    """How it ended: the status of the answer, 'closed' without one, 'open' when it did not end."""
+    try:
+        return said(connection)[9:12].decode() or "closed"
+    except TimeoutError:
+        return "open"
 
 
 Attacking = Callable[[Server, Any], "Counter[Any]"]

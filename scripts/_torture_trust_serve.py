@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts._serve_kit import HEAD, Attacking, Beside, Server, ask, beside, post, raw, said, serving
+from scripts._serve_kit import HEAD, Attacking, Beside, Server, ask, beside, ending, post, raw, said, serving
 from scripts._torture_trust import Attack, Outcome, attack
 
 __all__ = ["ATTACKS"]
@@ -110,9 +110,9 @@ def _stalling(name: str, what: str, body: Callable[[], bytes], threads: int = 4,
 
 def serve_half_heads(options: Any) -> Outcome:
     def open_them(server: Server, over: Any) -> Counter[Any]:
-        sockets = [raw(server, HEAD[:50]) for _ in range(300)]
+        sockets = [raw(server.port, HEAD[:50]) for _ in range(300)]
         over.wait()
-        return Counter(said(connection)[9:12].decode() or "closed" for connection in sockets)
+        return Counter(ending(connection) for connection in sockets)
 
     with serving() as server:
         seen, ends = beside(server, [open_them], seconds=15)
@@ -127,34 +127,34 @@ def _listed(counts: Counter[Any]) -> str:
 
 def serve_bodies(options: Any) -> Outcome:
     def send(server: Server, over: Any) -> Counter[Any]:
-        connection = raw(server, HEAD + b"Content-Length: 200000000\r\n\r\n")
+        connection = raw(server.port, HEAD + b"Content-Length: 200000000\r\n\r\n")
         with contextlib.suppress(OSError):
             for _ in range(190):
                 connection.sendall(b"x" * 1_000_000)
-        return Counter([said(connection)[9:12].decode() or "closed"])
+        return Counter([ending(connection)])
 
     with serving() as server:
         seen, ends = beside(server, [send] * 20, seconds=75)
     outcome = _judged(seen, growth_mib=1400)
-    return Outcome(outcome.held and sum(ends.values()) == 20, f"{outcome.result}; the 20 bodies ended with {_listed(ends)}",
-                   outcome.figures)
+    return Outcome(outcome.held and sum(ends.values()) == 20 and not ends["open"],
+                   f"{outcome.result}; the 20 bodies ended with {_listed(ends)}", outcome.figures)
 
 
 def serve_one_byte_chunks(options: Any) -> Outcome:
     def send(server: Server, over: Any) -> Counter[Any]:
         ends: Counter[Any] = Counter()
         while not over.is_set():
-            with contextlib.suppress(OSError), raw(server, HEAD + b"Transfer-Encoding: chunked\r\n\r\n") as connection:
+            with contextlib.suppress(OSError), raw(server.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n") as connection:
                 with contextlib.suppress(OSError):
                     for _ in range(200):
                         connection.sendall(b"1\r\nx\r\n" * 10_000)
-                ends[said(connection)[9:12].decode() or "closed"] += 1
+                ends[ending(connection)] += 1
         return ends
 
     with serving() as server:
         seen, ends = beside(server, [send] * 2)
     outcome = _judged(seen)
-    return Outcome(outcome.held, f"{outcome.result}; ended with {_listed(ends)}", outcome.figures)
+    return Outcome(outcome.held and not ends["open"], f"{outcome.result}; ended with {_listed(ends)}", outcome.figures)
 
 
 def serve_unread_answers(options: Any) -> Outcome:
@@ -170,19 +170,25 @@ def serve_unread_answers(options: Any) -> Outcome:
             connection.settimeout(60)
             sockets.append(connection)
         over.wait()
-        return Counter("whole" if b"[DONE]" in said(connection) else "ended" for connection in sockets)
+        return Counter(map(kind, sockets))
+
+    def kind(connection: socket.socket) -> str:
+        try:
+            return "whole" if b"[DONE]" in said(connection) else "ended"
+        except TimeoutError:
+            return "open"
 
     with serving("--send-timeout", "5") as server:
         seen, ends = beside(server, [open_them], seconds=30)
     outcome = _judged(seen)
-    return Outcome(outcome.held, f"{outcome.result}; of 30 streams {_listed(ends)}", outcome.figures)
+    return Outcome(outcome.held and not ends["open"], f"{outcome.result}; of 30 streams {_listed(ends)}", outcome.figures)
 
 
 def serve_long_answers(options: Any) -> Outcome:
     body = ask("red circle", n=64, max_tokens=6000, temperature=2.0)
 
     def send(server: Server, over: Any) -> Counter[Any]:
-        with raw(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body):
+        with raw(server.port, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body):
             over.wait()
         return Counter()
 
@@ -297,7 +303,7 @@ def serve_disconnects(options: Any) -> Outcome:
             q = questions[n % len(questions)]
             if n % 2:
                 body = ask(q, max_tokens=2000, stream=True, temperature=1.0)
-                with raw(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body) as connection:
+                with raw(server.port, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body) as connection:
                     connection.recv(int(rng.integers(1, 4000)))
                 done["left"] += 1
                 return

@@ -19,7 +19,7 @@ from typing import Any
 
 from scripts._torture_trust import Outcome, attack
 
-__all__ = ["ATTACKS", "flip_bit", "leaving", "small_disk", "torn"]
+__all__ = ["ATTACKS", "file_size_limit", "flip_bit", "leaving", "small_disk", "torn"]
 
 _PAGE = 4096
 
@@ -47,15 +47,22 @@ def small_disk(folder: Path, mib: int) -> Iterator[Path]:
 
 
 @contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    """The kernel refuses larger files: a real OSError (EFBIG) in whatever writes, Python or Rust."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
 def leaving(disk: Path, nbytes: int) -> Iterator[None]:
     """Meanwhile the disk has so much room left; where it is not one of its own, no file may grow beyond that size."""
     if not os.path.ismount(disk):
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-        try:
+        with file_size_limit(nbytes):
             yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         return
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:

@@ -32,7 +32,8 @@ import importlib
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +108,23 @@ def costed(o: argparse.Namespace) -> None:
         print(bench.write_results("bench_schedule", {"costed": results}, "torch"))
 
 
+def kept_rows(found: Mapping[str, Any], here: Mapping[str, Any], systems: Collection[str]) -> dict[str, Any]:
+    """Rows of a recorded result that may stand beside rows measured `here`: of the same machine, and of the same `systems`."""
+    same = all(found["machine"].get(k) == here[k] for k in ("cpu", "cores", "memory_gib"))
+    return {name: row for name, row in found.get("real", {}).items() if same and set(row["systems"]) == set(systems)}
+
+
 def real(o: argparse.Namespace) -> None:
-    """Real simulators and a real policy; simulators that are not measured now keep their rows if those are of this machine."""
+    """Real simulators and a real policy; simulators that are not measured now keep their rows if those are of this machine and of
+    the systems measured here. Each row says when it was measured: the file's own date and load are those of the last one."""
     file = bench.RESULTS / "bench_schedule_real.json"
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"machine": {}}
-    here = bench.machine()
-    rows = found["real"] if all(found["machine"].get(k) == here[k] for k in ("cpu", "cores", "memory_gib")) else {}
+    rows = kept_rows(found, bench.machine(), importlib.import_module("scripts._schedule_real").SYSTEMS)
     for name in o.real:
         module, _, function = REAL[name].partition(":")
         rows[name] = getattr(importlib.import_module(module), function)(o.rounds, o.steps)
-        rows[name].update(rounds=o.rounds, steps=o.steps)
+        rows[name].update(rounds=o.rounds, steps=o.steps, date=datetime.now(timezone.utc).date().isoformat(),
+                          load_1min=bench.machine()["load_1min"])
         print(f"\n{name}, {rows[name]['episodes_per_step']} episodes per step")
         bench.print_table(("", "s/step", "of serial", "bound", "idle render", "infer", "train"), [
             (system, f"{row['step_s']['median']:.2f}", f"{row['of_serial']:.3f}", f"{row['bound']:.3f}",

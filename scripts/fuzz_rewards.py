@@ -38,7 +38,7 @@ from scripts._reward_cases import RewardCase, all_cases, contexts, example_sampl
 
 LIMIT_MS = 8.0
 POOLED = ("math",)  # may wait for the verifier pool
-PAYS_BY_ITS_RULE = {"detection:v_triune": ("doubled", "one repeated", "flood")}
+PAYS_BY_ITS_RULE = {"detection:v_triune": ("flood",)}
 """Variants a paper's published rule pays for: its 0.6 ** |N_p - N_g| rewards filling up the number. The default does not."""
 CORPUS = Path(__file__).resolve().parent.parent / "assets" / "fixtures" / "completions.jsonl"
 Setting = tuple[Sample, RewardContext, str, str]  # sample, context, gold text, wrong text
@@ -108,9 +108,12 @@ class Fuzzer:
         rng = self.rng
         inside = answer_of(text)
         junk = rng.choice(GARBAGE)
-        variants = {"text behind the answer": text + junk}
+        # native reads texts without a block, too: what is added to one may be its only answer
+        whole = "<answer>" in text.rpartition("</think>")[2] or getattr(self.task, "answers", "strict") == "strict"
+        variants = {"text behind the answer": text + junk} if whole else {}
         if score.parsed:
-            variants["two answers"] = text + rng.choice((gold, wrong, text))
+            if whole:
+                variants["two answers"] = text + rng.choice((gold, wrong, text))
             variants["junk inside the answer"] = with_answer(text, inside + rng.choice(JUNK))
             floods = flooded(inside, rng, rng.choice((1, 5, 60))) if answer_of(gold).startswith("[") else []  # a list is asked
             for name, flood in zip(("doubled", "one repeated", "flood"), floods, strict=False):
@@ -122,12 +125,18 @@ class Fuzzer:
                 variants["right answer in the thoughts"] = f"<think>{gold}</think>\n{text}"
         for name, variant in variants.items():
             other = self.score(sample, variant, ctx)
-            if other is not None and other.value > score.value + 1e-9 and not self._thought_pays(name):
+            if other is not None and self._worth(other) > self._worth(score) + 1e-9 and not self._thought_pays(name):
                 self.found.add(f"pays: {name}", variant, f"{other.value:.6g} instead of {score.value:.6g} for {text[:300]!r}")
 
+    def _worth(self, score: Score) -> float:
+        """What a score pays for its answer. Papers' format rules pay a form wherever it stands in a text, which is theirs."""
+        if not getattr(self.task, "pays_unread", False):
+            return score.value
+        return score.value - score.weights.get("format", 0.0) * score.parts.get("format", 0.0)
+
     def _thought_pays(self, name: str) -> bool:
-        """With answer_format 'think' the thoughts are part of the envelope, so adding them may mend the format."""
-        return name == "right answer in the thoughts" and getattr(self.task, "answer_format", "") == "think"
+        """With answer_format 'think' (or V-Triune's 'think_lines') thoughts are part of the envelope: adding them may mend it."""
+        return name == "right answer in the thoughts" and getattr(self.task, "answer_format", "").startswith("think")
 
     def examples(self) -> None:
         """The prompt's own text, alone and as an answer, and the right answer only in the thoughts: all worth nothing."""
@@ -137,7 +146,8 @@ class Fuzzer:
             prompt = content if isinstance(content, str) else "".join(i.get("text", "") for i in content)
             base = self.task.score(sample, wrong, ctx).value
             shape = getattr(self.task, "shape", "")
-            for kind, text in (("quotes the prompt", prompt), ("quotes the example", with_answer(gold, shape)),
+            example = with_answer(gold, shape).split("<glue>")[0]
+            for kind, text in (("quotes the prompt", prompt), ("quotes the example", example),
                                ("thoughts only", f"<think>{answer_of(gold)}</think>"), ("thoughts only", f"<think>{gold}</think>")):
                 score = self.score(sample, text, ctx)
                 if score is not None and score.value > base + 1e-9:

@@ -42,10 +42,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "mmrl/diagnosis.py": ("tests/test_alarms.py",),
     "mmrl/algorithms/advantages.py": ("tests/algorithms/test_advantages.py", "tests/algorithms/test_estimators.py"),
     "mmrl/algorithms/ema.py": ("tests/algorithms/test_estimators.py",),
-    "mmrl/algorithms/filters.py": ("tests/algorithms/test_dynamic_sampling.py",),
-    "mmrl/group_rewards.py": ("tests/test_group_filter.py", "tests/test_credit.py"),
-    "mmrl/manifest.py": _STATE,
-    "mmrl/checkpoint.py": _STATE,
+    "mmrl/algorithms/filters.py": ("tests/algorithms/test_overlong.py", "tests/algorithms/test_dynamic_sampling.py"),
+    "mmrl/group_rewards.py": ("tests/test_group_rewards.py", "tests/test_group_filter.py"),
+    "mmrl/manifest.py": ("tests/test_manifest.py",),
+    "mmrl/checkpoint.py": ("tests/test_checkpoint_files.py", *_STATE),
     "mmrl/scoring.py": ("tests/test_scoring.py", "tests/attacks/test_state_scores.py"),
 }
 """Module -> the test files that are to notice its defects, quick ones first."""

@@ -1,12 +1,11 @@
-"""Every reward beside the documented rule of the project it comes from, on shared inputs; equal, or a reason why not.
+"""Every preset beside the peer it is named after, on completions in the peer's own form: equal, a defect of theirs, or by design.
 
-    python -m scripts.reward_table            # prints the table, writes assets/results/reward_table.json and .md
-    python -m scripts.reward_table --check    # compares with the committed file instead; exit 1 when it is out of date
+    python -m scripts.reward_table            # prints it, writes assets/results/reward_table.json and .md
+    python -m scripts.reward_table --check    # compares with the committed files instead; exit 1 when they are out of date
 
-The peers' values come from `scripts._peer_rules` and `_peer_rules_video`, formulas written down again from what the projects
-document; ours from the tasks with their presets and from public functions. A row is `equal` (to 1e-6), a `defect` of the peer
-(ours then is our rule, written down again as well) or `differs by design`. Exit 1 when a row does not hold or a preset has no
-row.
+The peers' values were computed by their own code (`scripts.record_peers`) and lie in assets/fixtures/peers with repository, commit,
+file and function. A row is `equal` when mmrl's preset gives the same total and the same format reward for the same text to 1e-6;
+else `scripts._peer_verdicts` says why. Exit 1 when a difference has no reason, or a preset no row.
 """
 from __future__ import annotations
 
@@ -14,39 +13,52 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmrl.registry import BUILT_IN, resolve_task
-from scripts._reward_table_boxes import box_cases
-from scripts._reward_table_kit import DEFECTS, TOLERANCE, Case
-from scripts._reward_table_texts import text_cases
-from scripts._reward_table_video import video_cases
+from scripts._parity import TOLERANCE, Fixture, Value, fixtures, values
+from scripts._peer_verdicts import DEFECT, DESIGN, verdict
 
-__all__ = ["NO_PEER", "all_cases", "as_json", "as_markdown", "main", "presets", "problems"]
+__all__ = ["WITHOUT_PEER", "Block", "as_json", "as_markdown", "blocks", "main", "problems"]
 
 RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
 
-NO_PEER: Mapping[str, str] = {
-    "grounding mode=smooth, static": "our soft Dynamic IoU, and a fixed threshold",
-    "detection mode=f1": "our default, the soft F1 of boxes",
-    "scene_graph mode=f1": "our default, the mean of soft node F1 and edge F1",
-    "ocr mode=indel, cer; open_text mode=token_f1": "our default for pages, and standard measures no listed paper pays",
-    "gui_grounding mode=distance": "our denser signal beside the box",
-    "jigsaw, maze": "exact solutions, checked by the puzzle itself",
-    "classification": "one label of a closed set, compared as whole words",
-    "spatial view_consistency": "measured over mirrored views, not rewarded",
-    "temporal_grounding mode=matched, near; anchors": "one-to-one spans, spans that do not meet, and our rule for timestamps in "
-                                                      "thoughts (the idea is TAR-TVG's; its constants could not be checked)",
-    "grounded_qa mode=mean, gated": "our shares of choice and span",
+WITHOUT_PEER: Mapping[str, str] = {
+    "detection:perception_r1": "the paper's formula; the code of its detection reward is not public",
+    "counting:perception_r1": "the paper's formula; the code of its counting reward is not public",
+    "gui_grounding:gui_rcpo": "judged over the group of a prompt's answers, no completion by itself",
+    "gui_action:os_atlas": "a rule of evaluation; tests/tasks/test_gui_metrics.py has it",
+    "gui_action:odyssey": "a rule of evaluation; tests/tasks/test_gui_metrics.py has it",
+    "gui_action:strict": "mmrl's own rule",
+    "chart:chartqa": "a rule of evaluation; tests/tasks/test_chart.py has it",
+    "choice:mathvista_rule": "a rule of evaluation; tests/tasks/test_choice_task.py has it",
+    "numeric:mathvista_rule": "a rule of evaluation; tests/tasks/test_numeric_task.py has it",
+    "numeric:vsi_bench": "a rule of evaluation; tests/tasks/metrics/test_official_video.py has it",
 }
-"""Rewards without a documented peer; the property tests in tests/rewards and tests/tasks stand for them."""
+"""Presets without recorded completions, and why."""
 
 
-def all_cases() -> list[Case]:
-    """Every row of the table, in its order."""
-    return [*box_cases(), *text_cases(), *video_cases()]
+class Block(NamedTuple):
+    """One preset: where the peer's values come from, and every completion with both values."""
+
+    fixture: Fixture
+    values: tuple[Value, ...]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Completions by verdict; 'unnamed' for differences without a reason."""
+        return Counter(_verdict(self.fixture.name, value)[0] for value in self.values)
+
+
+def _verdict(preset: str, value: Value) -> tuple[str, str]:
+    return ("equal", "") if value.equal else verdict(preset, value.what) or ("unnamed", "")
+
+
+def blocks(only: str = "") -> list[Block]:
+    """The recorded presets whose name starts with `only`, scored."""
+    return [Block(fixture, tuple(values(fixture))) for fixture in fixtures() if fixture.name.startswith(only)]
 
 
 def presets() -> set[str]:
@@ -54,106 +66,101 @@ def presets() -> set[str]:
     return {f"{task}:{preset}" for task in BUILT_IN for preset in getattr(resolve_task(task), "presets", {})}
 
 
-def problems(cases: Sequence[Case]) -> list[str]:
-    """What is wrong with the table: rows that do not hold, presets and defects without a row, and rows that appear twice."""
-    found = [f"{c.family} | {c.reward} | {c.what}: {c.peer} {_number(c.expected)}, our rule {_number(c.rule)}, ours "
-             f"{_number(c.ours)}, said to be {c.verdict}" for c in cases if not c.holds]
-    found += [f"preset without a row: {name}" for name in sorted(presets() - {c.preset for c in cases})]
-    used = {c.verdict.removeprefix("defect ") for c in cases}
-    found += [f"defect without a row: {number}, {text}" for number, text in DEFECTS.items() if number not in used]
-    keys = Counter((c.reward, c.peer, c.source, c.what) for c in cases)
-    return found + [f"row given {count} times: {' | '.join(key)}" for key, count in keys.items() if count > 1]
+def problems(found: Sequence[Block]) -> list[str]:
+    """Differences without a reason, presets without a row, reasons for presets that do not exist."""
+    wrong = [f"{block.fixture.name} | {value.what}: peer {value.peer}, mmrl {value.ours} ({value.reason}) has no verdict"
+             for block in found for value in block.values if _verdict(block.fixture.name, value)[0] == "unnamed"]
+    known = {block.fixture.name.partition(" ")[0] for block in found} | set(WITHOUT_PEER)
+    return [*wrong, *(f"preset without a row: {name}" for name in sorted(presets() - known)),
+            *(f"no such preset: {name}" for name in sorted(known - presets()))]
 
 
-def _number(value: float | None) -> str:
-    return "fails" if value is None else f"{round(value, 6) + 0.0:g}"
+def totals(found: Sequence[Block]) -> dict[str, Any]:
+    """Counts over all presets; `equal_share` is of the completions on which the peer has no defect."""
+    counts = sum((block.counts for block in found), Counter[str]())
+    sound = sum(counts.values()) - counts[DEFECT]
+    return {"completions": sum(counts.values()), "presets": len(found), **{k: counts[k] for k in ("equal", DEFECT, DESIGN)},
+            "equal_share": round(counts["equal"] / sound, 4) if sound else 0.0}
 
 
-def _families(cases: Iterable[Case]) -> dict[str, list[Case]]:
-    table: dict[str, list[Case]] = {}
-    for case in cases:
-        table.setdefault(case.family, []).append(case)
-    return table
-
-
-def counts(cases: Iterable[Case]) -> dict[str, int]:
-    """Rows by kind of verdict."""
-    return dict(Counter(c.verdict.split(" ")[0].replace("differs", "differs by design") for c in cases))
-
-
-def as_json(cases: Sequence[Case]) -> dict[str, Any]:
+def as_json(found: Sequence[Block]) -> dict[str, Any]:
     """The table as data: floats to 6 decimals, nothing that depends on the machine or the day."""
+    def pair(numbers: tuple[float, float] | None) -> list[float] | None:
+        return None if numbers is None else [round(v, 6) + 0.0 for v in numbers]
 
-    def rounded(value: float | None) -> float | None:
-        return None if value is None else round(value, 6) + 0.0
+    table = []
+    for block in found:
+        rows = [{"what": v.what, "peer": pair(v.peer), "ours": pair(v.ours), "verdict": kind, "why": why, "reason": v.reason,
+                 **({"published_setting_gives_it": True} if v.switch_gives_it else {})}
+                for v in block.values for kind, why in [_verdict(block.fixture.name, v)] if kind != "equal"]
+        head = block.fixture.head
+        table.append({"preset": block.fixture.name, "peer": head["repository"], "commit": head["commit"], "file": head["file"],
+                      "functions": head["functions"], "note": head["note"], "completions": len(block.values),
+                      "counts": dict(sorted(block.counts.items())), "differences": rows})
+    return {"command": "python -m scripts.reward_table", "tolerance": TOLERANCE, **totals(found),
+            "without_peer": dict(WITHOUT_PEER),
+            "table": table}
 
-    rows = [{"family": c.family, "reward": c.reward, "peer": c.peer, "source": c.source, "input": c.what,
-             "peer_value": rounded(c.expected), "our_rule": rounded(c.rule if c.verdict != "equal" else c.expected),
-             "ours": rounded(c.ours), "verdict": c.verdict, "why": c.why, "holds": c.holds} for c in cases]
-    return {"command": "python -m scripts.reward_table", "tolerance": TOLERANCE, "rows": len(rows), "verdicts": counts(cases),
-            "presets": sorted({c.preset for c in cases} & presets()), "defects": dict(DEFECTS), "without_peer": dict(NO_PEER),
-            "table": rows}
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def as_markdown(cases: Sequence[Case]) -> str:
-    """The table for people, one section per family."""
+def _numbers(pair: tuple[float, float] | None) -> str:
+    return "fails" if pair is None else f"{round(pair[1], 4):g} (form {round(pair[0], 4):g})"
 
-    def cell(text: str) -> str:
-        return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
-    found = counts(cases)
-    lines = ["# Rewards beside the rules they come from", "",
-             f"Written by `python -m scripts.reward_table`: {len(cases)} rows, all {len(presets())} presets of the built-in tasks. "
-             f"{found['equal']} values equal the peer's documented rule to {TOLERANCE:g}, {found['defect']} rows show a defect "
-             f"of a peer and give the value of our rule instead, {found['differs by design']} differ by design.",
-             "", "The peers' values are computed from their formulas, written down again in `scripts/_peer_rules*.py` (where a row "
-             "is about a defect, as their code runs), or are the values they document. `fails`: their code raises.",
-             "Names read `task:preset [part]`; `total` is the weighted sum.", ""]
-    for family, rows in _families(cases).items():
-        lines += [f"## {family[0].upper()}{family[1:]}", "", "| mmrl | peer | input | peer's value | ours | verdict |",
-                  "|---|---|---|---|---|---|"]
-        for c in rows:
-            verdict = f"{c.verdict}: {c.why}" if c.verdict.startswith("differs") else c.verdict
-            lines.append("| " + " | ".join(cell(text) for text in (
-                c.reward, f"{c.peer} ({c.source})", c.what, _number(c.expected), _number(c.ours), verdict)) + " |")
+def as_markdown(found: Sequence[Block]) -> str:
+    """The table for people: a line per preset, then every difference."""
+    all_of = totals(found)
+    lines = ["# Presets beside the code of their papers", "",
+             f"Written by `python -m scripts.reward_table`: {all_of['completions']} completions in the peers' own form (their "
+             "tags, keys and order), scored by the peers' own code at the commits below and, as the same text, by mmrl's presets. "
+             f"{all_of['equal']} have the same total and format reward to {TOLERANCE:g}; on {all_of[DEFECT]} the peer's value is a "
+             f"defect; {all_of[DESIGN]} differ by design. Where the peer has no defect, {100 * all_of['equal_share']:.1f} % are "
+             "equal.", "",
+             "| preset | peer | file | completions | equal | defect | by design |", "|---|---|---|---|---|---|---|"]
+    for block in found:
+        head, counts = block.fixture.head, block.counts
+        lines.append("| " + " | ".join(map(_cell, (
+            block.fixture.name, f"{head['repository']} @{head['commit'][:7]}", f"{head['file']}: {', '.join(head['functions'])}",
+            str(len(block.values)), str(counts["equal"]), str(counts[DEFECT]), str(counts[DESIGN])))) + " |")
+    lines += ["", "Values are totals, with the format reward in brackets. `published`: the preset with its published settings "
+              "gives the peer's value.", ""]
+    for block in found:
+        rows = [(v, *_verdict(block.fixture.name, v)) for v in block.values if not v.equal]
+        if not rows:
+            continue
+        lines += [f"## {block.fixture.name}", "", *([block.fixture.head["note"], ""] if block.fixture.head["note"] else []),
+                  "| completion | peer | mmrl | verdict |", "|---|---|---|---|"]
+        lines += [f"| {_cell(v.what)} | {_numbers(v.peer)} | {_numbers(v.ours)} | {kind}: {_cell(why)}"
+                  f"{' (published)' if v.switch_gives_it else ''} |" for v, kind, why in rows]
         lines.append("")
-    lines += ["## Defects", "", "Numbers that are missing here belong to training and caches, not to rewards.", "",
-              "| defect | what |", "|---|---|", *(f"| {n} | {cell(text)} |" for n, text in DEFECTS.items()), "",
-              "## Rewards without a peer", "", "| mmrl | what |", "|---|---|",
-              *(f"| {cell(name)} | {cell(text)} |" for name, text in NO_PEER.items()), ""]
+    lines += ["## Presets without recorded completions", "", "| preset | why |", "|---|---|",
+              *(f"| {name} | {_cell(why)} |" for name, why in WITHOUT_PEER.items()), ""]
     return "\n".join(lines)
-
-
-def _print(cases: Sequence[Case]) -> None:
-    for family, rows in _families(cases).items():
-        table = [("reward", "peer", "input", "peer's", "ours", "verdict")]
-        table += [(c.reward, c.peer, c.what, _number(c.expected), _number(c.ours), ("" if c.holds else "WRONG: ") + c.verdict)
-                  for c in rows]
-        widths = [min(64, max(len(row[k]) for row in table)) for k in range(6)]
-        print(f"\n{family}")
-        for row in table:
-            print("  " + "  ".join(text[:width].ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.reward_table", description="Compare rewards with their sources.")
+    parser = argparse.ArgumentParser(prog="python -m scripts.reward_table", description="Compare presets with their papers' code.")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder to write to (default: assets/results)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the files are out of date")
     args = parser.parse_args(argv)
-    cases = all_cases()
-    wrong = problems(cases)
-    _print(cases)
-    files = {"reward_table.json": json.dumps(as_json(cases), indent=1, ensure_ascii=False) + "\n",
-             "reward_table.md": as_markdown(cases)}
-    if args.check:
-        wrong += [f"{name} is out of date; run python -m scripts.reward_table" for name, text in files.items()
-                  if not (args.out / name).exists() or (args.out / name).read_text(encoding="utf-8") != text]
-    else:
-        args.out.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
+    found = blocks()
+    wrong = problems(found)
+    files = {"reward_table.json": json.dumps(as_json(found), indent=1, ensure_ascii=False) + "\n",
+             "reward_table.md": as_markdown(found)}
+    for block in found:
+        print(f"{block.fixture.name:44} {len(block.values):4} completions  " + "  ".join(
+            f"{count} {kind}" for kind, count in sorted(block.counts.items())))
+    for name, text in files.items():
+        if not args.check:
+            args.out.mkdir(parents=True, exist_ok=True)
             (args.out / name).write_text(text, encoding="utf-8")
-    print(f"\n{len(cases)} rows: " + ", ".join(f"{count} {kind}" for kind, count in counts(cases).items()))
+        elif not (args.out / name).exists() or (args.out / name).read_text(encoding="utf-8") != text:
+            wrong.append(f"{name} is out of date; run python -m scripts.reward_table")
+    print(json.dumps(totals(found)))
     for line in wrong:
         print(f"WRONG  {line}", file=sys.stderr)
     return int(bool(wrong))

@@ -1,16 +1,20 @@
 """The test suite where it is hard: with AVX2 only, and beside other work, several times over.
 
     python -m scripts.stress_suite                               # the whole suite, three times: hours on two cores
+    python -m scripts.stress_suite --runs 1 --record             # once more; the record counts the green runs in a row
     python -m scripts.stress_suite --runs 3 tests/policy tests/test_sft_processes.py     # any pytest arguments
 
 Numbers differ in their last bits between instruction sets, and what is only fast enough, or only ends in time, on a quiet machine
 fails on a busy one. Each run has torch, oneDNN and MKL kept to AVX2 (every x86-64 server of the last ten years) and `--load`
-processes that compute all the time. With --record, assets/results/stress_suite.json says of each run which tests failed and how
-many passed. Exit status 1 when one failed.
+processes that compute all the time; a test that is skipped for another reason than a missing GPU fails. With --record, each run
+of the whole suite is added to assets/results/stress_suite.json with its commit: how many tests passed, which failed. Exit status 1
+when one failed.
 """
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -19,13 +23,15 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-from scripts._bench import ROOT, parse, print_table, write_results
+from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
-_TESTS = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_TESTS = {"MMRL_NO_SKIP": "1", "PYTHONDONTWRITEBYTECODE": "", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+          "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _BUSY = "x = 1.0\nwhile True:\n    x = x * 1.0000001 % 7.0"
 
 
@@ -46,7 +52,7 @@ def run(arguments: Sequence[str], jobs: int, timeout_s: float) -> dict[str, Any]
     """One run of pytest; counts by outcome, the names of the tests that failed, and the end of the output where there are any."""
     with tempfile.TemporaryDirectory(prefix="mmrl-stress-") as folder:
         report = Path(folder) / "report.xml"
-        spread = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+        spread = ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"] if jobs > 1 else []
         began = time.monotonic()
         try:
             done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *spread,
@@ -75,6 +81,21 @@ def outcomes(report: Path) -> dict[str, Any]:
     return {"passed": passed, "skipped": skipped, "failed": sorted(set(failed))}
 
 
+def commit() -> str:
+    """The commit that is tested, with "+" where files differ from it."""
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True, text=True).stdout.strip()
+
+    return git("rev-parse", "--short=12", "HEAD") + "+" * bool(git("status", "--porcelain", "--untracked-files=no"))
+
+
+def joined(recorded: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All runs in the order made, and how many of the last are green without a red one between."""
+    runs = [*recorded, *({k: v for k, v in row.items() if k != "output"} for row in new)]
+    green = list(itertools.takewhile(lambda row: row["status"] == 0, reversed(runs)))
+    return {"green_in_a_row": len(green), "runs": runs}
+
+
 def main() -> int:
     """Command line; exit status 1 when a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,23 +103,26 @@ def main() -> int:
     parser.add_argument("--load", type=int, default=4, help="processes that compute meanwhile")
     parser.add_argument("--jobs", type=int, default=2, help="pytest workers")
     parser.add_argument("--timeout", type=float, default=4 * 3600, help="seconds of one run")
-    parser.add_argument("--record", action="store_true", help="write assets/results/stress_suite.json")
+    parser.add_argument("--record", action="store_true", help="add the runs to assets/results/stress_suite.json")
     parser.add_argument("tests", nargs="*", help="arguments of pytest; default: the whole suite")
-    options = parse(parser, least=("runs", "load"))
+    options = parse(parser, least=("load",))
+    if options.record and options.tests:
+        parser.error(f"expected --record with the whole suite, found {' '.join(options.tests)}; leave one of them out")
     runs: list[dict[str, Any]] = []
     with load(options.load):
         for number in range(options.runs):
-            runs.append(run(options.tests, options.jobs, options.timeout))
-            row = runs[-1]
+            row = {"date": date.today().isoformat(), "commit": commit(), "load": options.load}
+            row |= run(options.tests, options.jobs, options.timeout)
+            runs.append(row)
             print(f"run {number + 1} of {options.runs}: {row['passed']} passed, {len(row['failed'])} failed, "
                   f"{row['skipped']} skipped in {row['seconds']} s\n{row['output']}", flush=True)
     green = all(row["status"] == 0 for row in runs)
     print_table(("run", "passed", "failed", "skipped", "seconds"), [
         (n, r["passed"], len(r["failed"]), r["skipped"], r["seconds"]) for n, r in enumerate(runs, 1)])
     if options.record:
-        print(write_results("stress_suite", {
-            "green": green, "instructions": AVX2, "load": options.load, "tests": options.tests or ["all"],
-            "runs": [{k: v for k, v in row.items() if k != "output"} for row in runs]}, "torch", "transformers", "pytest"))
+        path = RESULTS / "stress_suite.json"
+        before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+        print(write_results("stress_suite", {"instructions": AVX2, **joined(before, runs)}, "torch", "transformers", "pytest"))
     return int(not green)
 
 

@@ -138,6 +138,25 @@ def fuzz() -> str:
             f"{plain[slowest]['slowest_ms']:.1f} ms of CPU time ({slowest}).")
 
 
+@_recorded("hack_search")
+def hacks(found: dict[str, Any]) -> str:
+    """What pays without looking."""
+    from scripts.hack_search import standing, verdict
+
+    rows = found["rewards"]
+    counts = [r["evaluations"] for r in rows.values() if not r["exhausted"]]
+    defaults = {name: r for name, r in rows.items() if standing(name, r) == "default"}
+    broken = {kind: [f"{name} ({standing(name, r)})" for name, r in rows.items() if verdict(r) == kind]
+              for kind in ("pays for guessing", "pays for padding")}
+    holding = sum(verdict(r) == "holds" for r in defaults.values())
+    nearest = max(defaults, key=lambda n: defaults[n]["blind"] / defaults[n]["honest"])
+    named = ". ".join(f"{kind.capitalize()}: {', '.join(names)}" for kind, names in broken.items() if names)
+    return (f"{len(rows)} rewards, {sum(r['evaluations'] for r in rows.values()):,} evaluations, {min(counts):,} to "
+            f"{max(counts):,} each but where all answers were tried. Of {len(defaults)} defaults {holding} pay a blind answer less "
+            f"than a half-right one (nearest: {nearest}, {defaults[nearest]['blind']:.2f} to "
+            f"{defaults[nearest]['honest']:.2f}). {named}.")
+
+
 def rewards() -> str:
     """Throughput of the default rewards and of a crowded picture."""
     found = _load("bench_rewards")
@@ -286,6 +305,11 @@ def simulated(found: dict[str, Any]) -> str:
         render, infer, train = (1 - s["serial"]["bubble"][k] for k in ("render", "infer", "train"))
         lines.append(f"| {name}, {row['episodes_per_step']} episodes | {s['streaming']['of_serial']:.2f} | "
                      f"{max(render, infer + train) / (render + infer + train):.2f} | {idle} |")
+    machine = found["machine"]
+    other = any("stage_overlap" in row["systems"] for row in found["real"].values())  # of the script before it ran the trainer
+    cores = _beside(found) or f" on {machine['cores']} cores"
+    lines += ["", f"Measured on {found['date']}, {machine['cpu']}{cores}"
+                  + (", by the pipeline of a run without its trainer." if other else ".")]
     return "\n".join(lines)
 
 
@@ -320,7 +344,7 @@ def rendering(found: dict[str, Any]) -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "mixed": mixed, "learning": learning, "trl": trl, "gui": gui,
-                                         "fuzz": fuzz, "rewards": rewards,
+                                         "fuzz": fuzz, "hacks": hacks, "rewards": rewards,
                                          "cache": cache, "torture": torture, "video": video, "tgrpo": tgrpo,
                                          "robots": robots, "experts": experts, "schedule": schedule, "simulated": simulated,
                                          "bridge": bridge, "killed": killed, "rendering": rendering,

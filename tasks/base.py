@@ -13,17 +13,22 @@ Everything else (envelope, thoughts, truncation, presets, per-source and per-sam
 from __future__ import annotations
 
 import abc
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
-from mmrl.task import Task, Template
+from mmrl.task import Template
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason
-from rewards.format import check_answer_format, format_reward, wrap_answer
-from rewards.parsing import extract_answer
+from rewards.format import check_answer_format, wrap_answer
+from rewards.format_rules import PAYS_UNREAD, make_format_rule
+from rewards.parsing import Extraction, extract_answer
+from rewards.reading import check_level
 from rewards.router import Part, PartFactory, Rubric
+from tasks.levels import AnswerError, ReadingTask
 
 __all__ = ["AnswerError", "AnswerTask", "ENVELOPES", "FRAME_WORDS", "Prediction", "picture_size"]
 
@@ -36,23 +41,18 @@ FRAME_WORDS: Mapping[CoordFrame, str] = {
 ENVELOPES = {
     "answer": "Reply with nothing but <answer>{shape}</answer>.",
     "think": "First think inside <think> </think>, then reply with <answer>{shape}</answer>.",
+    "think_lines": "First think, then answer, with every tag on a line of its own:\n<think>\n...\n</think>\n<answer>\n{shape}\n"
+                   "</answer>",
     "bare": "Reply with nothing but {shape}.",
 }
 """How each answer_format is asked for, behind the task's own `ask`."""
 
 _COMMON: Mapping[str, Any] = {
-    "preset": None, "prompt": None, "answer_format": "answer", "mode": None, "accuracy": {},
+    "preset": None, "prompt": None, "answer_format": "answer", "answers": "strict", "mode": None, "accuracy": {},
     "weights": {"accuracy": 0.9, "format": 0.1}, "normalise": True, "parts": {}, "per_source": {}, "reader": {},
+    "format_rule": "envelope", "frame": None,
 }
 _CUT_SHORT = ("empty", "no_answer", "unclosed_answer", "unclosed_think")
-
-
-class AnswerError(ValueError):
-    """A text that is not an answer of the task; `reason` is one snake_case word, for example 'not_a_number'."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class Prediction(NamedTuple):
@@ -75,10 +75,18 @@ def picture_size(sample: Sample, ctx: RewardContext, index: int = 0) -> ImageSiz
     return ImageSize((width, height), (width, height))
 
 
-def _format_part(answer_format: str) -> Part:
-    """1 when the whole text is the envelope that was asked for; only reached when the answer was parsed."""
-    check_answer_format(answer_format)
-    return lambda predicted, sample, ctx: format_reward(predicted.text, answer_format)
+def _format_part(answer_format: str, rule: str = "envelope", kind: str = "") -> Part:
+    """A rule of rewards.format_rules over the whole text; here of texts whose answer was parsed, see AnswerTask._failure."""
+    value = make_format_rule(rule, answer_format, kind)
+    return lambda predicted, sample, ctx: value(predicted.text)
+
+
+def _frame_of(name: str, value: Any) -> CoordFrame | None:
+    known = [frame.value for frame in CoordFrame]
+    if value is not None and value not in known:
+        raise ConfigError(f"expected {name}.frame as one of {', '.join(known)} or null, the model family's own, found {value!r}."
+                          f"{did_you_mean(str(value), known)}")
+    return None if value is None else CoordFrame(value)
 
 
 def _settle(name: str, own: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]],
@@ -105,12 +113,40 @@ def _settle(name: str, own: Mapping[str, Any], presets: Mapping[str, Mapping[str
     return settings
 
 
-class AnswerTask(Task):
+def _texts_in(truth: Any) -> Iterator[str]:
+    if isinstance(truth, str):
+        yield truth
+    elif isinstance(truth, (list, tuple, Mapping)):
+        for value in truth.values() if isinstance(truth, Mapping) else truth:
+            yield from _texts_in(value)
+
+
+def _check_answerable(truth: Any, answer_format: str) -> None:
+    """Raise RowError for a truth that no completion can give, because its own words end or repeat the answer's envelope.
+
+    Of several accepted texts one is enough.
+    """
+    from tasks.readers.common import RowError
+
+    lost = [(text, reason) for text in _texts_in(truth)
+            if (reason := extract_answer(wrap_answer(text, answer_format), answer_format).reason) not in (None, "empty")]
+    several = isinstance(truth, list) and all(isinstance(text, str) for text in truth)
+    if lost and not (several and len(lost) < len(truth)):
+        text, reason = lost[0]
+        raise RowError("a truth without the tags <answer> and <think>, which no completion could repeat inside its own",
+                       f"{text!r:.80} ({reason})", "write those tags in other words, or set answer_format: bare")
+
+
+class AnswerTask(ReadingTask):
     """A task whose completion holds exactly one answer. Parameters, all optional:
 
     preset         a named set of the parameters below that reproduces a paper (the class's `presets`)
     prompt         text with {question} and, if the frame matters, {frame}; default: `ask` and the envelope's request
-    answer_format  'answer' (default), 'think' or 'bare'
+    answer_format  'answer' (default), 'think', 'think_lines' or 'bare'
+    format_rule    what the part `format` pays: 'envelope' (default: the whole text is the envelope and holds an answer), or a
+                   paper's rule, see rewards.format_rules; most of these pay a right envelope around an unreadable answer, too
+    frame          the frame of the answers' coordinates, for example rel1000; null (default): that of the model's family
+    answers        how freely an answer's spelling is read: 'strict' (default), 'native' or 'official', see rewards.reading
     mode           accuracy mode; `accuracy: {...}` holds the mode's parameters
     weights        {accuracy: 0.9, format: 0.1}, normalised to sum 1 unless `normalise: false` (papers that add parts up)
     parts          settings of further parts named in weights, see rewards.lengths.PARTS (repetition, cosine_length ...)
@@ -131,6 +167,11 @@ class AnswerTask(Task):
         name = self.name or type(self).__name__.lower()
         self.settings = settings = _settle(name, {"mode": self.default_mode, **self.own_params}, self.presets, params)
         self.answer_format = check_answer_format(settings["answer_format"])
+        self.frame = _frame_of(name, settings["frame"])
+        self._form: Callable[[str], float] | None = None
+        if settings["format_rule"] in PAYS_UNREAD:
+            self._form = make_format_rule(settings["format_rule"], self.answer_format, name)
+        self.answers = check_level(settings["answers"])
         self.prompt: str = settings["prompt"] if settings["prompt"] is not None else (
             f"{self.ask} {ENVELOPES[self.answer_format]}".replace("{shape}", self.shape))
         if not isinstance(self.prompt, str) or "{question}" not in self.prompt:
@@ -139,6 +180,7 @@ class AnswerTask(Task):
         self.reader_options = dict(settings["reader"])
         self.rejected: list[Any] = []
         self.skipped: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
         self.rubric = self._build_rubric(settings)
         self.part_names = self.rubric.part_names
         self.value_range, self.part_ranges = self.rubric.value_range, self.rubric.part_ranges
@@ -153,11 +195,19 @@ class AnswerTask(Task):
                                   f"{', '.join(extra) or 'none'} (give it a weight first).{did_you_mean(part, PARTS)}")
         return Rubric({**self.factories(), **extra}, settings["weights"],
                       {"accuracy": self._accuracy_settings(settings),
-                       "format": {"answer_format": self.answer_format}, **settings["parts"]},
+                       "format": self._format_settings(settings), **settings["parts"]},
                       settings["per_source"], normalise=settings["normalise"])
 
     def _accuracy_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**settings["accuracy"], "mode": settings["mode"]}
+
+    def _format_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"answer_format": self.answer_format, "rule": settings["format_rule"], "kind": self.name or ""}
+
+    @property
+    def pays_unread(self) -> bool:
+        """True where the format rule may pay a text whose answer cannot be read, as most papers' rules do."""
+        return self._form is not None
 
     # what a task is made of
 
@@ -177,10 +227,6 @@ class AnswerTask(Task):
 
         `frame` is the file's, `sizes` the pictures' (width, height), `params` the row's. Raises tasks.readers.RowError.
         """
-
-    @abc.abstractmethod
-    def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Any:
-        """The value an answer text stands for, coordinates in original pixels. Raises AnswerError(reason)."""
 
     @abc.abstractmethod
     def measure(self, value: Any, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
@@ -223,19 +269,22 @@ class AnswerTask(Task):
         """
         from tasks.readers import read_any
 
-        options = {"on_error": self.on_error, **self.reader_options}
+        options = {"on_error": self.on_error, "orientation": self.orientation, **self.reader_options}
         readout = read_any(path, task=self.name, check=self._check_row, **options)
         readout.verify(self.rubric.check, path, options["on_error"])
-        self.rejected, self.skipped = readout.rejected, readout.skipped
+        self.rejected, self.skipped, self.notes = readout.rejected, readout.skipped, readout.notes
         return readout.samples
 
     def _check_row(self, task: str, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                    params: Mapping[str, Any]) -> Any:
-        return self.check_answer(value, frame, sizes, params)
+        truth = self.check_answer(value, frame, sizes, params)
+        _check_answerable(truth, self.answer_format)
+        return truth
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:
         """[system, if the template has one], then the user's turn: videos, pictures, then the text."""
         content: list[dict[str, Any]] = [{"type": "video"} for _ in sample.videos] + [{"type": "image"} for _ in sample.images]
+        template = template if self.frame is None else replace(template, frame=self.frame)
         text = self.fill_prompt(self.prompt, sample, template)
         user = {"role": "user", "content": [*content, {"type": "text", "text": text}]}
         system = {"role": "system", "content": [{"type": "text", "text": template.system}]}
@@ -247,38 +296,52 @@ class AnswerTask(Task):
         Reasons of failure: those of rewards.parsing.extract_answer and of `parse`, truncated (the length limit cut the
         text before its answer was closed), reward_error (sizes or truth unusable).
         """
-        extraction = extract_answer(text, self.answer_format)
-        reason = extraction.reason
-        if extraction.answer is None:
-            cut = reason in _CUT_SHORT and ctx.stop is StopReason.LENGTH
-            return self._failure(sample, "truncated" if cut else reason or "no_answer", ctx)
+        ctx = self._in_frame(ctx)
         try:
-            value = self.parse(extraction.answer, sample, ctx)
+            answer, value = self.read(sample, text, ctx)
             metrics = dict(self.measure(value, sample, ctx))
             correct = self.is_correct(value, sample, ctx, metrics)
             detail = self.describe(value, sample, ctx)
         except AnswerError as err:
-            cut = self.answer_format == "bare" and ctx.stop is StopReason.LENGTH
-            return self._failure(sample, "truncated" if cut else err.reason, ctx)
+            may_be_cut = err.reason in _CUT_SHORT if err.envelope else self.answer_format == "bare"
+            cut = may_be_cut and ctx.stop is StopReason.LENGTH
+            return self._failure(sample, "truncated" if cut else err.reason, ctx, text)
         except (ValueError, TypeError, KeyError, ArithmeticError) as err:
             return self._failure(sample, f"reward_error: {err}", ctx)
-        return self.rubric.score(Prediction(value, text, extraction.answer, correct), sample, ctx, metrics=metrics,
-                                 detail=detail)
+        return self.rubric.score(Prediction(value, text, answer, correct), sample, ctx, metrics=metrics, detail=detail)
 
-    def _failure(self, sample: Sample, reason: str, ctx: RewardContext) -> Score:
+    def extract(self, text: str) -> Extraction:
+        """The one answer of a completion; override where a paper's answer stands in more than one block.
+
+        Under a paper's format rule the one answer behind thoughts that were not closed counts, as it does there.
+        """
+        found = extract_answer(text, self.answer_format)
+        if found.reason == "unclosed_think" and self.pays_unread and "<answer>" in text:
+            return extract_answer(text.replace("<think>", "", 1), self.answer_format)
+        return found
+
+    def _in_frame(self, ctx: RewardContext) -> RewardContext:
+        return ctx if self.frame is None else replace(ctx, frame=self.frame)
+
+    def _failure(self, sample: Sample, reason: str, ctx: RewardContext, text: str = "") -> Score:
         try:
             detail = dict(self.describe(None, sample, ctx))
         except (ValueError, TypeError, KeyError, ArithmeticError):
             detail = {}  # the truth itself is unusable: the reason says so
-        return self.rubric.failure(reason, sample, metrics=dict.fromkeys(self.metric_names, 0.0), detail=detail)
+        failure = self.rubric.failure(reason, sample, metrics=dict.fromkeys(self.metric_names, 0.0), detail=detail)
+        form = self._form(text) if self._form is not None and "format" in failure.parts else 0.0
+        if not form or not math.isfinite(form):
+            return failure
+        parts = {**failure.parts, "format": form}
+        return replace(failure, parts=parts, value=math.fsum(failure.weights[name] * part for name, part in parts.items()))
 
     def gold(self, sample: Sample, ctx: RewardContext) -> str:
         """`gold_answer` in the envelope of `answer_format`."""
-        return wrap_answer(self.gold_answer(sample, ctx), self.answer_format)
+        return wrap_answer(self.gold_answer(sample, self._in_frame(ctx)), self.answer_format)
 
     def wrong(self, sample: Sample, ctx: RewardContext) -> str:
         """`wrong_answer` in the envelope of `answer_format`."""
-        return wrap_answer(self.wrong_answer(sample, ctx), self.answer_format)
+        return wrap_answer(self.wrong_answer(sample, self._in_frame(ctx)), self.answer_format)
 
     def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
         """parse_failure_rate and truncated_rate; subclasses add their benchmark's numbers."""

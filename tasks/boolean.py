@@ -18,6 +18,7 @@ from mmrl.errors import ConfigError
 from mmrl.registry import register
 from mmrl.types import RewardContext, Sample, Score
 from rewards.choice import parse_boolean
+from rewards.reading.choices import yes_or_no
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction
 
@@ -54,7 +55,8 @@ class Boolean(AnswerTask):
 
     shape: ClassVar[str] = "yes or no"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easyvideo_r1": {"mode": "exact", "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
+        "easyvideo_r1": {"mode": "exact", "answers": "native", "format_rule": "easyvideo_r1",
+                         "weights": {"accuracy": 0.9, "format": 0.1}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct",)
 
@@ -73,6 +75,10 @@ class Boolean(AnswerTask):
         if found.value is None:
             raise AnswerError(found.reason or "not_yes_or_no")
         return found.value
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The yes or no that a sentence begins with."""
+        return yes_or_no(answer)
 
     def measure(self, value: bool, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """correct: 1 for the right word."""

@@ -31,6 +31,7 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
 from mmrl.types import RewardContext, Sample, Score
+from rewards.reading import unwrap
 from rewards.router import Part, PartFactory
 from rewards.text import check_names, check_number, normalise
 from tasks.base import AnswerTask
@@ -64,6 +65,8 @@ def _close(value: float, truth: float, tolerance: float) -> bool:
 
 def relaxed_correct(prediction: str, truth: str, tolerance: float = 0.05, exact_years: bool = True) -> bool:
     """mmrl's reading of ChartQA's rule, see above. Not symmetric: the tolerance is a share of the truth."""
+    if unwrap(truth) == truth:
+        prediction = unwrap(prediction)
     said, meant = read_number(prediction), read_number(truth)
     if said is None or meant is None:
         return _text_form(prediction) == _text_form(truth)
@@ -153,7 +156,8 @@ class Chart(AnswerTask):
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> str:
         """The text as it stands. Reasons: empty, answer_too_long, not_text."""
-        return read_text(answer, accepted_texts(sample), _MAX_CHARS)
+        read_text(answer, accepted_texts(sample), _MAX_CHARS)
+        return answer  # as it stands: the official rule knows no wrappers
 
     def measure(self, value: str, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """correct, chartqa, exact: right by any accepted answer."""

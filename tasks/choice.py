@@ -23,6 +23,7 @@ from mmrl.task import Template
 from mmrl.types import RewardContext, Sample, Score
 from rewards.choice import LETTERS, nearest_option, parse_choice, strip_letters
 from rewards.parsing import extract_answer
+from rewards.reading.choices import one_letter
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction
 
@@ -93,9 +94,10 @@ class Choice(AnswerTask):
     shape: ClassVar[str] = "the letter of the right option"
     own_params: ClassVar[Mapping[str, Any]] = {"shuffle_options": False, "nearest_option": False}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "video_r1": {"mode": "literal", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
-                     "normalise": False},
-        "easyvideo_r1": {"mode": "exact", "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
+        "video_r1": {"mode": "literal", "answer_format": "think", "format_rule": "tags",
+                     "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
+        "easyvideo_r1": {"mode": "exact", "answers": "native", "format_rule": "easyvideo_r1",
+                         "weights": {"accuracy": 0.9, "format": 0.1}},
         "mathvista_rule": {"nearest_option": True},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct",)
@@ -142,6 +144,10 @@ class Choice(AnswerTask):
         if found.option is None:
             raise AnswerError(found.reason or "not_a_choice")
         return LETTERS[self.order(sample)[found.option]]
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The only letter, or the only option, that a sentence names."""
+        return one_letter(answer, self.shown_options(sample), _count(sample.params))
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """As every task's; with `nearest_option` also the metric mathvista_rule, which never changes the reward."""

@@ -20,6 +20,7 @@ from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.types import RewardContext, Sample, Score
+from rewards.reading.words import DOUBTS
 from rewards.router import Part, PartFactory
 from rewards.text import unicode_form
 from tasks.base import FRAME_WORDS, AnswerError, AnswerTask
@@ -192,6 +193,11 @@ class Classification(AnswerTask):
         if not found:
             raise AnswerError("not_a_label")
         return found[0]
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The only label that a sentence names, where nothing doubts it."""
+        labels = self.label_set(sample.params).mentioned(answer) if len(answer) <= _MAX_CHARS else []
+        return labels[0] if len(labels) == 1 and not DOUBTS.search(answer) else None
 
     def measure(self, value: str, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """correct."""

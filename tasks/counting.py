@@ -22,6 +22,8 @@ from mmrl.task import Template
 from mmrl.types import ImageSize, RewardContext, Sample, Score
 from rewards.counting import closeness, make_counting_reward, parse_count
 from rewards.objects import MAX_OBJECTS, parse_points
+from rewards.reading.numbers import none_of_them, one_number
+from rewards.reading.places import many_points
 from rewards.router import SAMPLE_KEY, Part, PartFactory, Rubric
 from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import format_point, from_picture
@@ -92,8 +94,9 @@ class Counting(AnswerTask):
     """Count objects. Beside the parameters of AnswerTask:
 
     mode   exact (default), smooth, relative or points; their parameters in `accuracy`, see rewards.counting.
-           points needs params.points in the row and asks for the points themselves; like every parameter of the reward
-           it may be set per source and per sample.
+           points needs params.points in the row, asks for the points themselves and pays the F1 of those that lie on an object
+           (`accuracy: {rule: published}`: Perception-R1's formula, which pays for the right number of points anywhere);
+           like every parameter of the reward it may be set per source and per sample.
     """
 
     headline: ClassVar[str] = "correct"
@@ -102,7 +105,7 @@ class Counting(AnswerTask):
     default_mode: ClassVar[str] = "exact"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "perception_r1": {
-            "mode": "points", "answer_format": "bare", "weights": {"accuracy": 1.0},
+            "mode": "points", "accuracy": {"rule": "published"}, "answer_format": "bare", "weights": {"accuracy": 1.0},
             "prompt": "Locate every {question} in the image. Reply with nothing but a list of points [[x, y], ...], "
                       "coordinates {frame}."},
     }
@@ -146,6 +149,8 @@ class Counting(AnswerTask):
 
         Equal points count once, so that repeating one cannot fill up the number (mode 'points' has its own rule for that).
         """
+        if "<point" in answer:  # tags of a released model, full of numbers: see `native`
+            raise AnswerError("not_a_number")
         if not answer.startswith(("[", "{", "(", "<|", "```")):
             number = parse_count(answer)
             if number.count is None:
@@ -158,6 +163,14 @@ class Counting(AnswerTask):
         points = [to_orig(point, ctx.frame, size.resized_wh, size.orig_wh) for point in parsed.points]
         places = tuple((x, y) for x, y in points)
         return Counted(len(places) if _mode_of(self.settings, sample) == "points" else len(set(places)), places)
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """A sentence with one number or with `no`, or the points of a released model."""
+        if none_of_them(answer):
+            return "0"
+        size = _size(sample, ctx)
+        points = many_points(answer, ctx.frame.extent(size.resized_wh, size.orig_wh)) if answer[:200].count("<") else None
+        return points if points is not None else one_number(answer)
 
     def measure(self, value: Counted, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """correct (exact match) and close (min / max)."""
@@ -218,7 +231,7 @@ class Counting(AnswerTask):
 
 
 def _check_points(points: Any, count: int, frame: CoordFrame, sizes: Sequence[tuple[int, int]], params: Mapping[str, Any]) -> None:
-    from tasks.readers.common import RowError
+    from tasks.readers.common import GeometryError, RowError
 
     if frame is not CoordFrame.ABS_ORIG:
         raise RowError("params.points in pixels of the original picture", f"frame {frame.value}",
@@ -233,5 +246,5 @@ def _check_points(points: Any, count: int, frame: CoordFrame, sizes: Sequence[tu
     width, height = sizes[index] if isinstance(index, int) and 0 <= index < len(sizes) else (math.inf, math.inf)
     for x, y in points:
         if not (-1 <= x <= width + 1 and -1 <= y <= height + 1):  # also False for nan
-            raise RowError(f"points inside the picture of {width} x {height}", f"[{x}, {y}]",
-                           "are they shares or thousandths? write pixels of the original picture")
+            raise GeometryError(f"points inside the picture of {width} x {height}", f"[{x}, {y}]",
+                                "are they shares or thousandths? write pixels of the original picture")

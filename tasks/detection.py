@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from mmrl.coords import CoordFrame
-from mmrl.errors import did_you_mean
+from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason
@@ -24,6 +24,7 @@ from rewards.detection import Comparison, compare, detection_metrics, make_detec
 from rewards.iou import box_iou
 from rewards.objects import MAX_OBJECTS, LabelledBox, normalise_label, parse_objects
 from rewards.parsing import Box, extract_answer
+from rewards.reading.places import labelled_boxes
 from rewards.router import Part, PartFactory
 from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
@@ -33,12 +34,19 @@ __all__ = ["Detected", "Detection", "check_objects", "hull"]
 _BOXES, _OBJECTS = "[[x1, y1, x2, y2], ...]", '[{"bbox_2d": [x1, y1, x2, y2], "label": "..."}, ...]'
 
 
+_VLM_R1: Mapping[str, Any] = {
+    "answer_format": "think", "spelling": "fenced", "format_rule": "tags", "frame": "abs_orig",
+    "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False}
+SPELLINGS = ("auto", "labelled", "fenced")
+
+
 class Detected(NamedTuple):
     """Predicted objects in pixels of the original picture, and how they compare with the truth."""
 
     objects: tuple[LabelledBox, ...]
     pair: Comparison
     truncated: bool
+    unreadable: int = 0
 
 
 def _size(sample: Sample, ctx: RewardContext) -> ImageSize:
@@ -125,24 +133,32 @@ class Detection(AnswerTask):
     reachable       thresholds never exceed the IoU of the truth rounded to the answer's grid (default true)
     keep_truncated  an answer cut by the length limit keeps its complete objects (default true); it gets no format reward
                     and counts in truncated_rate. With false it is a failure.
+    spelling        what the prompt asks for: auto (default: bare boxes where one category is asked for), labelled (always
+                    objects with labels), or fenced (these in a ```json block, None where nothing is there: VLM-R1)
     """
 
     headline: ClassVar[str] = "f1@0.5"
     ask: ClassVar[str] = "Locate every instance of: {question}. Give the bounding boxes, coordinates {frame}."
     shape: ClassVar[str] = _OBJECTS  # bare boxes where one category is asked for
     default_mode: ClassVar[str] = "f1"
-    own_params: ClassVar[Mapping[str, Any]] = {"reachable": True, "keep_truncated": True}
+    own_params: ClassVar[Mapping[str, Any]] = {"reachable": True, "keep_truncated": True, "spelling": "auto"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "v_triune": {"mode": "v_triune", "weights": {"accuracy": 1.0, "format": 0.1}},
-        "vlm_r1": {"mode": "od_length", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "vlm_r1_weighted_sum": {"mode": "weighted_sum", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
-                                "normalise": False},
+        "v_triune": {"mode": "v_triune", "answer_format": "think_lines", "spelling": "labelled", "format_rule": "v_triune_boxes",
+                     "frame": "rel1000", "weights": {"accuracy": 1.0, "format": 0.1}},
+        # odLength as published: COCO's AP in the order written; the answer is compared with the file's pixels as it is
+        "vlm_r1": {"mode": "od_length", "accuracy": {"rule": "coco"}, **_VLM_R1},
+        "vlm_r1_weighted_sum": {"mode": "weighted_sum", **_VLM_R1},
         "perception_r1": {"mode": "perception_r1", "answer_format": "bare", "weights": {"accuracy": 1.0}, "normalise": False},
     }
-    metric_names: ClassVar[tuple[str, ...]] = ("f1@0.5", "precision@0.5", "recall@0.5", "mean_iou", "count_ok", "correct")
+    metric_names: ClassVar[tuple[str, ...]] = ("f1@0.5", "precision@0.5", "recall@0.5", "mean_iou", "count_ok", "correct",
+                                               "unreadable")
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
+        spelling = self.settings["spelling"]
+        if spelling not in SPELLINGS:
+            raise ConfigError(f"unknown spelling {spelling!r} of detection; expected {', '.join(SPELLINGS)}."
+                              f"{did_you_mean(str(spelling), SPELLINGS)}")
         if self.settings["prompt"] is None:
             self.prompt = f"{self.ask} {ENVELOPES[self.answer_format]}"  # {shape} is known when the sample is
 
@@ -171,9 +187,15 @@ class Detection(AnswerTask):
 
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """As the base, with {shape} (bare boxes when one category is asked for) and {categories}."""
-        shape = (_OBJECTS if _only_category(sample) is None else _BOXES) + ", or [] if there is none"
+        shape = (_BOXES if self._bare_boxes(sample) else _OBJECTS) + ", or [] if there is none"
+        if self.settings["spelling"] == "fenced":
+            shape = f"```json\n{_OBJECTS}\n```, or None if there is none"
         names = ", ".join(sample.params.get("categories") or ["any object"])
         return super().fill_prompt(prompt.replace("{shape}", shape).replace("{categories}", names), sample, template)
+
+    def _bare_boxes(self, sample: Sample) -> bool:
+        """Whether the label is implied in what the prompt asks for."""
+        return self.settings["spelling"] == "auto" and _only_category(sample) is not None
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """As the base; an answer cut by the length limit is closed behind its last complete object (reason 'truncated')."""
@@ -201,16 +223,24 @@ class Detection(AnswerTask):
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Detected:
         """All objects, boxes in pixels of the original picture. Reasons: those of rewards.objects.parse_objects."""
         cut = self.answer_format == "bare" and ctx.stop is StopReason.LENGTH and self.settings["keep_truncated"]
+        fenced = self.settings["spelling"] == "fenced"
+        if fenced and answer.strip() == "None":
+            answer = "[]"
         parsed = parse_objects(answer, _only_category(sample), cut)
         if parsed.reason:
             raise AnswerError(parsed.reason)
         size = _size(sample, ctx)
         objects = tuple(LabelledBox(name, box_to_orig(box, ctx.frame, size)) for name, box in parsed.objects)
-        return Detected(objects, compare(objects, _truth(sample)), parsed.truncated)
+        return Detected(objects, compare(objects, _truth(sample)), parsed.truncated, parsed.unreadable)
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The boxes of a released model, see rewards.reading.places."""
+        return labelled_boxes(answer)
 
     def measure(self, value: Detected, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
-        """f1, precision, recall at IoU 0.5, mean_iou over the true boxes, count_ok, correct (f1 == 1)."""
-        return detection_metrics(value.pair)
+        """f1, precision, recall at IoU 0.5, mean_iou over the true boxes, count_ok, correct (f1 == 1); unreadable: how many
+        elements of the list could not be read."""
+        return {**detection_metrics(value.pair), "unreadable": float(value.unreadable)}
 
     def describe(self, value: Detected | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
         """pred_boxes, pred_labels, gold_boxes, gold_labels; boxes in pixels of the original picture."""
@@ -222,10 +252,13 @@ class Detection(AnswerTask):
 
     def _spell(self, objects: Sequence[tuple[str, Sequence[float]]], sample: Sample, ctx: RewardContext) -> str:
         """Objects with boxes in ctx.frame as answer text."""
-        if _only_category(sample) is not None:
+        if self._bare_boxes(sample):
             return "[" + ", ".join(format_box(box, ctx.frame) for _, box in objects) + "]"
-        return "[" + ", ".join(f'{{"bbox_2d": {format_box(box, ctx.frame)}, "label": {json.dumps(label, ensure_ascii=False)}}}'
+        text = "[" + ", ".join(f'{{"bbox_2d": {format_box(box, ctx.frame)}, "label": {json.dumps(label, ensure_ascii=False)}}}'
                                for label, box in objects) + "]"
+        if self.settings["spelling"] != "fenced":
+            return text
+        return f"```json\n{text}\n```" if objects else "None"
 
     def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """The truth in ctx.frame: bare boxes when one category was asked for, else objects with labels; [] for nothing."""

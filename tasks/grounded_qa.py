@@ -15,8 +15,10 @@ iop@0.3 / 0.5, iou@0.3 / 0.5 of the first predicted span (best over the true one
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -27,14 +29,18 @@ from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.types import RewardContext, Sample, Score
 from rewards.choice import LETTERS, parse_choice
-from rewards.parsing import MAX_ANSWER_CHARS, strip_fence
+from rewards.format_rules import glue_spans
+from rewards.parsing import MAX_ANSWER_CHARS, Extraction, strip_fence
+from rewards.reading import Unread
+from rewards.reading.blocks import json_block
+from rewards.reading.choices import one_letter
 from rewards.router import Part, PartFactory
 from rewards.temporal import span_iop, span_iou, union_iou
 from rewards.text import check_number
 from rewards.times import SPAN_KEYS, Span, read_json, spans_of
 from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction
 from tasks.choice import options_of, read_letter
-from tasks.spans import TimeFormat, beside_spans, check_spans, duration_of, need_duration, spell_seconds, true_spans
+from tasks.spans import TimeFormat, beside_spans, check_spans, clip_pair, duration_of, need_duration, spell_seconds, true_spans
 
 __all__ = ["Grounded", "GroundedQA"]
 
@@ -42,21 +48,29 @@ _MODES = ("mean", "gated")
 _CHOICE_KEYS = ("answer", "choice", "option")
 
 
+_SPELLINGS = ("json", "glue")
+_NO_SPAN: Span = (0.0, 0.0)
+_GLUE = re.compile(r"<glue>([^<]*)</glue>")
+_ASK_GLUE = ("{question}\n{options}\nThe video is {duration} seconds long. First think inside <think> </think>, then give the "
+             "letter of the right option inside <answer> </answer> and, behind it, the times that show it {times} as "
+             "<glue>[(start, end), ...]</glue>.")
+
+
 class Grounded(NamedTuple):
-    """The chosen letter, and spans in seconds inside the video."""
+    """The chosen letter, and spans in seconds as they were written."""
 
     letter: str
     spans: list[Span]
 
 
-def _accuracy_part(mode: str, share: float = 0.5, many: bool = False) -> Part:
+def _accuracy_part(mode: str, share: float = 0.5, clip: bool = False, many: bool = False) -> Part:
     if mode not in _MODES:
         raise ConfigError(f"unknown accuracy mode {mode!r}; expected {', '.join(_MODES)}.{did_you_mean(str(mode), _MODES)}")
-    weight = check_number("share", share, 0, 1)
+    weight, both = check_number("share", share, 0, 1), clip_pair(clip)
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         right = float(predicted.value.letter == sample.answer["choice"])
-        spans, truths = predicted.value.spans, true_spans(sample)
+        spans, truths = both(predicted.value.spans, sample, ctx)
         iou = union_iou(spans, truths) if many else max(span_iou(spans[0], truth) for truth in truths)
         return right * iou if mode == "gated" else min(1.0, weight * right + (1 - weight) * iou)
 
@@ -67,7 +81,10 @@ def _accuracy_part(mode: str, share: float = 0.5, many: bool = False) -> Part:
 class GroundedQA(AnswerTask):
     """A choice and when it is seen. Beside the parameters of AnswerTask:
 
-    mode        mean (default; `accuracy: {share: 0.5}`, the share of the choice) or gated
+    mode        mean (default; `accuracy: {share: 0.5}`, the share of the choice) or gated; `accuracy: {clip: true}` clips
+                both sides to the shown part before the reward (default false), metrics see what was said
+    spelling    json (default), or glue: VideoChat-R1's <answer>B</answer><glue>[(s1, e1), ...]</glue>, whose halves are judged
+                apart: what cannot be read of one is wrong and leaves the other as it is
     time_frame  seconds (default) or rel1; spans: many or one (default): see tasks.temporal_grounding
     """
 
@@ -75,10 +92,12 @@ class GroundedQA(AnswerTask):
                           "and with the time that shows it, {times}.")
     shape: ClassVar[str] = '{"answer": "the letter", "time": [start, end]}'
     default_mode: ClassVar[str] = "mean"
-    own_params: ClassVar[Mapping[str, Any]] = {"time_frame": "seconds", "spans": "one"}
+    own_params: ClassVar[Mapping[str, Any]] = {"time_frame": "seconds", "spans": "one", "spelling": "json"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # gqa_reward + gqa_iou + gqa_format, each 0 to 1; its "glue" holds several spans
-        "videochat_r1": {"spans": "many", "answer_format": "think", "weights": {"accuracy": 2.0, "format": 1.0},
+        "videochat_r1": {"spans": "many", "spelling": "glue", "answer_format": "think", "answers": "native",
+                         "format_rule": "videochat_r1_glue",
+                         "prompt": _ASK_GLUE, "weights": {"accuracy": 2.0, "format": 1.0},
                          "normalise": False},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct", "iop", "iop@0.3", "iop@0.5", "iou", "iou@0.3", "iou@0.5", "acc_gqa")
@@ -86,6 +105,9 @@ class GroundedQA(AnswerTask):
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
+        if self.settings["spelling"] not in _SPELLINGS:
+            raise ConfigError(f"unknown spelling {self.settings['spelling']!r} of grounded_qa; expected {', '.join(_SPELLINGS)}."
+                              f"{did_you_mean(str(self.settings['spelling']), _SPELLINGS)}")
         if self.settings["prompt"] is None:
             shape = self.shape.replace("[start, end]", "[[start, end], ...]") if self.times.many else self.shape
             self.prompt = f"{self.ask} {ENVELOPES[self.answer_format]}".replace("{shape}", shape)
@@ -119,11 +141,33 @@ class GroundedQA(AnswerTask):
         head, _, tail = prompt.partition("{options}")
         return f"{super().fill_prompt(head, sample, template)}{lines}{super().fill_prompt(tail, sample, template)}"
 
+    def extract(self, text: str) -> Extraction:
+        """As the base; with spelling glue the answer and its one glue, divided by a line feed."""
+        found = super().extract(text)
+        if self.settings["spelling"] != "glue" or found.answer is None:
+            return found
+        blocks = _GLUE.findall(text.rpartition("</think>")[2])
+        return Extraction(f"{found.answer}\n{' '.join(blocks[0].split()) if len(blocks) == 1 else ''}", found.reason)
+
+    def _parse_glue(self, answer: str, sample: Sample, ctx: RewardContext) -> Grounded:
+        said, _, glue = answer.rpartition("\n")
+        options = options_of(sample.params)
+        found = parse_choice(said, options, len(options))
+        if found.option is None and self.answers != "strict":
+            with contextlib.suppress(Unread):
+                found = parse_choice(one_letter(said, options, len(options)) or said, options, len(options))
+        spans = glue_spans(glue) or [_NO_SPAN]
+        if found.option is None and spans == [_NO_SPAN]:
+            raise AnswerError(found.reason or "not_a_choice")
+        return Grounded("" if found.option is None else LETTERS[found.option], spans)
+
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Grounded:
         """Letter and spans. Reasons: answer_too_long, not_an_object, no_choice, ambiguous_keys, those of rewards.choice and of
         rewards.times."""
         if len(answer) > MAX_ANSWER_CHARS:
             raise AnswerError("answer_too_long")
+        if self.settings["spelling"] == "glue":
+            return self._parse_glue(answer, sample, ctx)
         try:
             value = read_json(strip_fence(answer))
         except (ValueError, RecursionError) as err:
@@ -140,8 +184,12 @@ class GroundedQA(AnswerTask):
         times = {key: value[key] for key in (*SPAN_KEYS, "start", "end", "start_time", "end_time") if key in value}
         return Grounded(LETTERS[found.option], self.times.seconds(spans_of(times), sample, ctx))
 
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The one JSON object of a text with prose around it."""
+        return json_block(answer)
+
     def measure(self, value: Grounded, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
-        """See the module; a span without length has IoP and IoU 0."""
+        """See the module; a span without length, or one that ends before it starts, has IoP and IoU 0."""
         truths, first = true_spans(sample), value.spans[0]
         right = value.letter == sample.answer["choice"]
         iop, iou = (max(rule(first, truth) for truth in truths) for rule in (span_iop, span_iou))
@@ -153,14 +201,25 @@ class GroundedQA(AnswerTask):
         options = options_of(sample.params)
 
         def show(letter: str) -> str:
-            return f"{letter}. {options[LETTERS.index(letter)]}"
+            return f"{letter}. {options[LETTERS.index(letter)]}" if letter else ""
 
         shown = {} if value is None else {"pred_text": show(value.letter)}
         return {**shown, "gold_text": show(sample.answer["choice"]), "pred_spans": [list(s) for s in value.spans] if value else [],
                 "gold_spans": [list(s) for s in true_spans(sample)], "duration": duration_of(sample, ctx)}
 
     def _spell(self, letter: str, spans: Sequence[Sequence[float]], sample: Sample, ctx: RewardContext) -> str:
-        return f'{{"answer": "{letter}", "time": {self.times.write(spans, duration_of(sample, ctx))}}}'
+        times = self.times.write(spans, duration_of(sample, ctx))
+        if self.settings["spelling"] == "glue":
+            return f"{letter}</answer><glue>{'[' + times[1:-1].replace('[', '(').replace(']', ')') + ']'}</glue>"
+        return f'{{"answer": "{letter}", "time": {times}}}'
+
+    def gold(self, sample: Sample, ctx: RewardContext) -> str:
+        """As the base; the glue stands behind the answer's block."""
+        return super().gold(sample, ctx).replace("</glue></answer>", "</glue>")
+
+    def wrong(self, sample: Sample, ctx: RewardContext) -> str:
+        """As the base; the glue stands behind the answer's block."""
+        return super().wrong(sample, ctx).replace("</glue></answer>", "</glue>")
 
     def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """The right letter and the true spans; where one span is asked for and there are several, the longest."""

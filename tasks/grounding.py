@@ -8,24 +8,34 @@ pictures the box belongs to picture params.image_index (counted from 0).
 """
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
 from mmrl.types import ImageSize, RewardContext, Sample, Score
 from rewards.dynamic_iou import make_iou_reward
 from rewards.format import wrap_answer
 from rewards.iou import box_giou, box_iou, outside_share
 from rewards.parsing import Box, parse_boxes
+from rewards.reading.places import one_box
 from rewards.router import Part, PartFactory
 from tasks.base import FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
 
-__all__ = ["FRAME_WORDS", "Grounding", "format_box"]
+__all__ = ["FRAME_WORDS", "Grounding", "SPELLINGS", "format_box"]
 
+SPELLINGS: Mapping[str, str] = {
+    "list": "[x1, y1, x2, y2]",
+    "bbox_2d": '{"bbox_2d": [x1, y1, x2, y2]}',
+    "boxes": '{"boxes": [x1, y1, x2, y2]}',
+    "labelled": '[{"bbox_2d": [x1, y1, x2, y2], "label": "name"}]',
+    "tokens": "<|object_ref_start|>name<|object_ref_end|><|box_start|>(x1,y1),(x2,y2)<|box_end|>",
+}
+"""How the prompt asks for the box; every spelling is read, whichever was asked for."""
 _LEVELS = (0.3, 0.5, 0.7, 0.75)
 _BINARY = ("static", "dynamic", "average")
 _WITH_THRESHOLD = (*_BINARY, "smooth")
@@ -68,18 +78,27 @@ class Grounding(AnswerTask):
                rewards.dynamic_iou; beside them completeness c for static, dynamic and average: (1 - c) * the reward + c
                where the IoU reaches the threshold
     reachable  thresholds never exceed the IoU of the truth rounded to the answer's grid (default true)
+    spelling   how the prompt asks for the box: list (default), bbox_2d, boxes, labelled or tokens, see SPELLINGS
     """
 
     headline: ClassVar[str] = "iou"
     ask: ClassVar[str] = 'Find "{question}" in the image and give its bounding box, coordinates {frame}.'
     shape: ClassVar[str] = "[x1, y1, x2, y2]"
     default_mode: ClassVar[str] = "iou"
-    own_params: ClassVar[Mapping[str, Any]] = {"iou": {}, "reachable": True}
+    own_params: ClassVar[Mapping[str, Any]] = {"iou": {}, "reachable": True, "spelling": "list"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # its detection verifier, which judges grounding as well: 0.7 * IoU + 0.3 * completeness
-        "v_triune": {"mode": "dynamic", "accuracy": {"completeness": 0.3}, "weights": {"accuracy": 1.0, "format": 0.1}},
-        "perception_r1": {"mode": "iou", "accuracy": {"power": 2.0}},
-        "vlm_r1": {"mode": "iou", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
+        "v_triune": {"mode": "dynamic", "accuracy": {"completeness": 0.3}, "answer_format": "think_lines", "spelling": "labelled",
+                     "format_rule": "v_triune_boxes", "frame": "rel1000", "weights": {"accuracy": 1.0, "format": 0.1}},
+        # PR1's grounding recipe: IoU^2 and the form of Qwen2-VL's special tokens, added up
+        "perception_r1": {"mode": "iou", "accuracy": {"power": 2.0}, "answer_format": "bare", "spelling": "tokens",
+                          "answers": "native", "format_rule": "perception_r1", "frame": "rel1000",
+                         "weights": {"accuracy": 1.0, "format": 1.0},
+                          "normalise": False},
+        "vlm_r1": {"mode": "iou", "answer_format": "think", "spelling": "bbox_2d", "format_rule": "vlm_r1_rec",
+                   "frame": "abs_resized", "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
+        "easyvideo_r1": {"mode": "iou", "spelling": "boxes", "answers": "native", "format_rule": "easyvideo_r1",
+                         "weights": {"accuracy": 0.9, "format": 0.1}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("iou", "giou", *(f"acc@{level:g}" for level in _LEVELS), "outside_image", "correct")
 
@@ -88,6 +107,12 @@ class Grounding(AnswerTask):
         if isinstance(iou, Mapping) and iou and "accuracy" not in params:
             params = {**params, "accuracy": dict(iou)}
         super().__init__(**params)
+        spelling = self.settings["spelling"]
+        if spelling not in SPELLINGS:
+            raise ConfigError(f"unknown spelling {spelling!r} of grounding; expected {', '.join(SPELLINGS)}."
+                              f"{did_you_mean(str(spelling), SPELLINGS)}")
+        if self.settings["prompt"] is None:
+            self.prompt = self.prompt.replace(self.shape, SPELLINGS[spelling])
 
     def _accuracy_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**settings["accuracy"], "mode": settings["mode"], "reachable": bool(settings["reachable"])}
@@ -110,6 +135,10 @@ class Grounding(AnswerTask):
             raise AnswerError(parsed.reason or "several_boxes")
         return box_to_orig(parsed.boxes[0], ctx.frame, _size(sample, ctx))
 
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The one box of a released model, see rewards.reading.places."""
+        return one_box(answer)
+
     def measure(self, value: Box, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """iou, giou (scaled to [0, 1]), acc@0.3 .. acc@0.75, outside_image, correct (IoU >= 0.5)."""
         iou = box_iou(value, sample.answer)
@@ -128,17 +157,29 @@ class Grounding(AnswerTask):
 
         return make_scenes(folder, count=24, seed=7, difficulty={0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0})
 
+    def spell(self, numbers: str, name: str) -> str:
+        """A box '[x1, y1, x2, y2]' in the spelling asked for; `name` is what it is called where that has a place."""
+        spelling = self.settings["spelling"]
+        if spelling == "tokens":
+            x1, y1, x2, y2 = numbers.strip("[]").split(", ")
+            name = " ".join(name.replace("<", " ").split())
+            return f"<|object_ref_start|>{name}<|object_ref_end|><|box_start|>({x1},{y1}),({x2},{y2})<|box_end|>"
+        if spelling == "labelled":
+            return f'[{{"bbox_2d": {numbers}, "label": {json.dumps(name, ensure_ascii=False)}}}]'
+        return numbers if spelling == "list" else f'{{"{spelling}": {numbers}}}'
+
     def gold_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """The truth in ctx.frame: integers, or 3 decimals for rel1."""
-        return format_box(from_picture(sample.answer, ctx.frame, _size(sample, ctx)), ctx.frame)
+        return self.spell(format_box(from_picture(sample.answer, ctx.frame, _size(sample, ctx)), ctx.frame), sample.question)
 
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """A well-formed box beside the object; where even that earns something (giou), a box without area."""
         size = _size(sample, ctx)
         box = from_picture(sample.answer, ctx.frame, size)
-        text = format_box(beside(box, ctx.frame.extent(size.resized_wh, size.orig_wh), grid_step(ctx.frame)), ctx.frame)
+        numbers = format_box(beside(box, ctx.frame.extent(size.resized_wh, size.orig_wh), grid_step(ctx.frame)), ctx.frame)
+        text = self.spell(numbers, sample.question)
         earned = self.score(sample, wrap_answer(text, self.answer_format), ctx).parts["accuracy"]
-        return "[0, 0, 0, 0]" if earned > 0 else text
+        return self.spell("[0, 0, 0, 0]", sample.question) if earned > 0 else text
 
     def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
         """Acc@0.3/0.5/0.7/0.75 (IoU >= level), mIoU, parse_failure_rate, truncated_rate: shares of all rows."""

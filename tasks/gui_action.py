@@ -23,6 +23,7 @@ from mmrl.types import ImageSize, RewardContext, Sample, Score
 from rewards.gui import centre
 from rewards.gui_actions import SPACES, Action, action_from, make_action_reward, make_rule, match_action, parse_action, text_kind
 from rewards.parsing import Box
+from rewards.reading.calls import one_call
 from rewards.router import Part, PartFactory
 from tasks.base import FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import format_point, from_picture
@@ -32,6 +33,9 @@ __all__ = ["GuiAction", "action_words", "true_action"]
 
 _EXAMPLES = {"point": '"point": [x, y]', "end": '"end": [x, y]', "text": '"text": "..."', "app": '"app": "..."',
              "direction": '"direction": "up|down|left|right"', "keys": '"keys": "ctrl+c"'}
+_SPELLINGS = ("json", "ui_r1", "gui_r1")
+_PEER_NAMES = {("ui_r1", "type"): "input_text", ("gui_r1", "navigate_back"): "press_back",
+               ("gui_r1", "navigate_home"): "press_home"}
 _MOST_HISTORY = 2000  # characters of history in a prompt; the newest are kept
 
 
@@ -39,6 +43,24 @@ def action_words(space: str) -> str:
     """The actions of a space as a prompt shows them, one JSON object each."""
     return "; ".join("{" + ", ".join([f'"action": "{name}"', *(_EXAMPLES[a] for a in arguments)]) + "}"
                      for name, (arguments, _) in SPACES[space].items() if name != "swipe")
+
+
+def _peer_words(space: str, spelling: str) -> str:
+    """What ui_r1 or gui_r1 ask for: one dict in a list, every key present."""
+    names = ", ".join(repr(_PEER_NAMES.get((spelling, name), name)) for name in SPACES[space] if name != "swipe")
+    tail = "'coordinate': [x, y]" if spelling == "ui_r1" else "'point': [x, y], 'input_text': 'no input text'"
+    return f"one of {names}, written as [{{'action': 'click', {tail}}}]"
+
+
+def _peer_spelling(table: Mapping[str, Any], spelling: str) -> str:
+    """An action in plain data as UI-R1 or GUI-R1 write it: single quotes, every key present, [-100, -100] for no point."""
+    name = _PEER_NAMES.get((spelling, table["action"]), table["action"])
+    point = table.get("point", [0, 0] if spelling == "ui_r1" else [-100, -100])
+    end = {"end": table["end"]} if "end" in table else {}  # of a drag, which they do not have
+    if spelling == "ui_r1":
+        return repr([{"action": name, "coordinate": point, **end}])
+    text = next((table[key] for key in ("text", "app", "keys", "direction") if table.get(key)), "no input text")
+    return repr([{"action": name, "point": point, "input_text": text, **end}])
 
 
 def true_action(sample: Sample) -> Action:
@@ -80,6 +102,7 @@ class GuiAction(AnswerTask):
               of rewards.gui_actions.MatchRule (place, radius, scale, inclusive, around, text, checked) in `accuracy`
     space     mobile (default), desktop, web or any (all of their actions); per sample in params.space, or params.platform
               where that is one of these names
+    spelling  how the prompt asks for the action: json (default), ui_r1 or gui_r1 (a Python list of one dict with their keys)
     """
 
     headline: ClassVar[str] = "correct"
@@ -87,16 +110,23 @@ class GuiAction(AnswerTask):
                           'Actions: {actions}.')
     shape: ClassVar[str] = "one action as JSON"
     default_mode: ClassVar[str] = "strict"
-    own_params: ClassVar[Mapping[str, Any]] = {"space": "mobile"}
+    own_params: ClassVar[Mapping[str, Any]] = {"space": "mobile", "spelling": "json"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # type + place + format, each 0 or 1; accuracy is the mean of the first two
-        "ui_r1": {"mode": "ui_r1", "answer_format": "think", "weights": {"accuracy": 2.0, "format": 1.0}, "normalise": False},
-        "gui_r1": {"mode": "gui_r1", "answer_format": "think", "weights": {"accuracy": 0.8, "format": 0.2}},
+        "ui_r1": {"mode": "ui_r1", "answer_format": "think", "spelling": "ui_r1", "format_rule": "tags",
+                  "frame": "abs_resized", "weights": {"accuracy": 2.0, "format": 1.0}, "normalise": False},
+        "gui_r1": {"mode": "gui_r1", "answer_format": "think", "spelling": "gui_r1", "format_rule": "gui_r1",
+                   "frame": "abs_resized", "weights": {"accuracy": 0.8, "format": 0.2}},
         "os_atlas": {"mode": "os_atlas"},
         "odyssey": {"mode": "odyssey"},
         "strict": {"mode": "strict"},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("type_correct", "grounding_correct", "text_correct", "correct")
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        if self.settings["prompt"] is None and self.settings["spelling"] != "json":
+            self.prompt = self.prompt.replace(self.shape, "that list")
 
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format."""
@@ -104,6 +134,9 @@ class GuiAction(AnswerTask):
         if space not in SPACES:
             raise ConfigError(f"unknown space {space!r} of gui_action; expected {', '.join(SPACES)}."
                               f"{did_you_mean(str(space), SPACES)}")
+        if self.settings["spelling"] not in _SPELLINGS:
+            raise ConfigError(f"unknown spelling {self.settings['spelling']!r} of gui_action; expected {', '.join(_SPELLINGS)}."
+                              f"{did_you_mean(str(self.settings['spelling']), _SPELLINGS)}")
         self.rule = make_rule(self.settings["mode"], **self.settings["accuracy"])
         return {"accuracy": functools.partial(_accuracy_part), "format": self.format_factory()}
 
@@ -118,14 +151,23 @@ class GuiAction(AnswerTask):
         history = "; ".join(f"{i}. {step}" for i, step in enumerate(steps, 1)) if isinstance(steps, list) else str(steps)
         told = f"Done so far: {history[-_MOST_HISTORY:]}\n" if history else ""
         text = prompt.replace("{frame}", FRAME_WORDS[CoordFrame(template.frame)])
-        head, asked, tail = text.replace("{actions}", action_words(self.space_of(sample.params))).partition("{question}")
+        head, asked, tail = text.replace("{actions}", self._words(sample)).partition("{question}")
         head, tail = (part.replace("{history}", told) for part in (head, tail))
         return head + (sample.question if asked else "") + tail
+
+    def _words(self, sample: Sample) -> str:
+        space, spelling = self.space_of(sample.params), self.settings["spelling"]
+        return action_words(space) if spelling == "json" else _peer_words(space, spelling)
+
+    def _text(self, table: Mapping[str, Any]) -> str:
+        """An action in plain data as the prompt asks for it."""
+        spelling = self.settings["spelling"]
+        return json.dumps(table, ensure_ascii=False) if spelling == "json" else _peer_spelling(table, spelling)
 
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> dict[str, Any]:
         """{"action", "point" and / or "bbox", "end", "text", "app", "keys", "direction"} in one spelling, in original pixels."""
-        from tasks.readers.common import RowError, check_box
+        from tasks.readers.common import GeometryError, RowError, check_box
 
         space, index = self.space_of(params), params.get("image_index", 0)
         if space not in SPACES:
@@ -152,8 +194,8 @@ class GuiAction(AnswerTask):
         for key in ("point", "end"):
             x, y = spelled.get(key, (0, 0))
             if not (-1 <= x <= width + 1 and -1 <= y <= height + 1):
-                raise RowError(f"a {key} inside the picture of {width} x {height}", f"{table!r:.120} in frame {frame.value}",
-                               "correct it, or declare the frame of the numbers")
+                raise GeometryError(f"a {key} inside the picture of {width} x {height}", f"{table!r:.120} in frame {frame.value}",
+                                    "correct it, or declare the frame of the numbers")
         return spelled
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Action:
@@ -163,6 +205,10 @@ class GuiAction(AnswerTask):
             raise AnswerError(parsed.reason or "not_an_action")
         size = _size(sample, ctx)
         return parsed.action.moved(lambda v: to_orig(v, ctx.frame, size.resized_wh, size.orig_wh))
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The one action of a released model, see rewards.reading.calls."""
+        return one_call(answer, self.space_of(sample.params))
 
     def measure(self, value: Action, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """By the task's rule: type_correct; grounding_correct and text_correct (with the right type, and the place and text
@@ -197,13 +243,13 @@ class GuiAction(AnswerTask):
         if box is not None:
             table["point"] = json.loads(spell_inside(box, ctx.frame, _size(sample, ctx),
                                                      strict=self.rule.place == "strictly_inside"))
-        return json.dumps(table, ensure_ascii=False)
+        return self._text(table)
 
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """Another action of the space: its type is wrong, so nothing is earned."""
         space = SPACES[self.space_of(sample.params)]
         other = next(name for name in ("wait", "complete") if name in space and name != sample.answer["action"])
-        return json.dumps({"action": other})
+        return self._text({"action": other})
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
         """AndroidControl's numbers under every published rule, and gui_actions.jsonl; see tasks.metrics.gui."""

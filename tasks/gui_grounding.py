@@ -23,9 +23,12 @@ from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import register
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.format import format_reward, wrap_answer
+from rewards.format import wrap_answer
+from rewards.format_rules import make_format_rule
 from rewards.gui import Point, centre, in_box, make_point_reward, parse_point, region_votes
 from rewards.parsing import Box
+from rewards.reading.calls import call_place
+from rewards.reading.places import one_place
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import beside, format_box, from_picture, grid_step, rounded_box
@@ -34,6 +37,9 @@ __all__ = ["GuiGrounding", "Pointing", "Window", "draw_window", "make_windows", 
 
 REPLIES = {"point": ("the point to click", "[x, y]"), "box": ("its bounding box", "[x1, y1, x2, y2]")}
 """What is asked for, in words and as the answer's shape."""
+CLICKS = {"ui_r1": "[{'action': 'click', 'coordinate': [x, y]}]",
+          "gui_r1": "[{'action': 'click', 'point': [x, y], 'input_text': 'no input text'}]"}
+"""A click at a point as UI-R1 and GUI-R1 ask for it."""
 _PLAIN = {False: re.compile(r"\[ ?-?\d+(?:, ?-?\d+){1,3} ?\]"), True: re.compile(r"\[ ?-?[\d.]+(?:, ?-?[\d.]+){1,3} ?\]")}
 _MOST_DECIMALS = 6
 
@@ -92,16 +98,18 @@ def _accuracy_part(mode: str, reply: str = "point", reachable: bool = True, **pa
     return accuracy
 
 
-def _format_part(answer_format: str, plain: bool = False, reply: str = "point") -> Part:
-    """The envelope; a box where a box was asked for; with `plain` also a bare list of whole numbers inside (decimals only
+def _format_part(answer_format: str, plain: bool = False, reply: str = "point", rule: str = "envelope", kind: str = "") -> Part:
+    """The format rule; a box where a box was asked for; with `plain` also a bare list of whole numbers inside (decimals only
     in frame rel1)."""
+
+    value = make_format_rule(rule, answer_format, kind)
 
     def form(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         if reply == "box" and predicted.value.box is None:
             return 0.0
         if plain and not _PLAIN[ctx.frame is CoordFrame.REL1].fullmatch(predicted.answer):
             return 0.0
-        return format_reward(predicted.text, answer_format)
+        return value(predicted.text)
 
     return form
 
@@ -164,6 +172,7 @@ class GuiGrounding(AnswerTask):
                 "answer": null; their metrics are 0, and `mmrl tasks check` needs rows with a truth
     expand      pixels a point grows to each side when a group votes (default 50)
     plain       the format also asks for a bare list of whole numbers (default false)
+    spelling    how the prompt asks for a point: plain (default), ui_r1 or gui_r1 (a Python list of one click)
     reachable   the gaussian is divided by what the truth earns once it is rounded to the answer's grid (default true)
     """
 
@@ -172,22 +181,29 @@ class GuiGrounding(AnswerTask):
     shape: ClassVar[str] = REPLIES["point"][1]
     default_mode: ClassVar[str] = "inside"
     own_params: ClassVar[Mapping[str, Any]] = {"reply": "point", "label_free": False, "expand": 50.0, "plain": False,
-                                                 "reachable": True}
+                                                 "reachable": True, "spelling": "plain"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # point + coverage + format, each counting 1; accuracy is the mean of the first two
         "gui_g2": {"mode": "gaussian", "accuracy": {"coverage": 0.5, "decimals": 3}, "reply": "box", "plain": True,
-                   "reachable": False, "answer_format": "bare", "weights": {"accuracy": 2.0, "format": 1.0}, "normalise": False},
+                   "reachable": False, "answer_format": "bare", "answers": "native", "format_rule": "gui_g2",
+                   "frame": "abs_resized",
+                   "weights": {"accuracy": 2.0, "format": 1.0}, "normalise": False},
         # UI-R1's third part, the action type, is always right here
-        "ui_r1": {"mode": "ui_r1", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "gui_r1": {"mode": "gui_r1", "answer_format": "think", "weights": {"accuracy": 0.8, "format": 0.2}},
+        "ui_r1": {"mode": "ui_r1", "answer_format": "think", "spelling": "ui_r1", "format_rule": "tags", "frame": "abs_resized",
+                  "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
+        "gui_r1": {"mode": "gui_r1", "answer_format": "think", "spelling": "gui_r1", "format_rule": "gui_r1",
+                   "frame": "abs_resized", "weights": {"accuracy": 0.8, "format": 0.2}},
         "gui_rcpo": {"label_free": True, "answer_format": "bare", "weights": {"accuracy": 1.0, "format": 0.0}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("inside", "closeness", "correct")
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
+        spelling = self.settings["spelling"]
         if self.settings["prompt"] is None:
             what, shape = REPLIES[self.settings["reply"]]
+            if spelling != "plain":
+                what, shape = "the point to click", CLICKS[spelling]
             self.prompt = self.prompt.replace("{what}", what).replace(self.shape, shape)
         self.in_group = self.settings["label_free"]  # type: ignore[misc]  # of this task as it is set up
 
@@ -200,6 +216,9 @@ class GuiGrounding(AnswerTask):
         for name in ("label_free", "plain", "reachable"):
             if not isinstance(settings[name], bool):
                 raise ConfigError(f"expected gui_grounding.{name} to be true or false, found {settings[name]!r}")
+        if settings["spelling"] != "plain" and (settings["spelling"] not in CLICKS or settings["reply"] != "point"):
+            raise ConfigError(f"expected gui_grounding.spelling as plain or, for points, {' or '.join(CLICKS)}, found "
+                              f"{settings['spelling']!r}.{did_you_mean(str(settings['spelling']), CLICKS)}")
         expand = settings["expand"]
         if isinstance(expand, bool) or not isinstance(expand, (int, float)) or not 1 <= expand <= 10_000:
             raise ConfigError(f"expected gui_grounding.expand in pixels, 1..10000, found {expand!r}")
@@ -228,6 +247,12 @@ class GuiGrounding(AnswerTask):
             return Pointing((x, y))
         x1, y1, x2, y2 = to_orig(parsed.box, ctx.frame, size.resized_wh, size.orig_wh)
         return Pointing((x, y), (x1, y1, x2, y2))
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The place of one call, or the one point or box of a released model, see rewards.reading."""
+        size = _size(sample, ctx)
+        called = call_place(answer)
+        return called if called is not None else one_place(answer, ctx.frame.extent(size.resized_wh, size.orig_wh))
 
     def measure(self, value: Pointing, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """inside (the benchmark's hit), closeness (1 - distance to the middle in picture sizes, not below 0), correct.
@@ -267,7 +292,12 @@ class GuiGrounding(AnswerTask):
         size = _size(sample, ctx)
         if self.settings["reply"] == "box":
             return format_box(from_picture(sample.answer, ctx.frame, size), ctx.frame)
-        return spell_inside(sample.answer, ctx.frame, size, strict=self.settings["mode"] == "gui_r1")
+        return self._click(spell_inside(sample.answer, ctx.frame, size, strict=self.settings["mode"] == "gui_r1"))
+
+    def _click(self, point: str) -> str:
+        """'[x, y]' as the prompt asks for it."""
+        spelling = self.settings["spelling"]
+        return point if spelling == "plain" else CLICKS[spelling].replace("[x, y]", point)
 
     @staticmethod
     def _need_truth(sample: Sample) -> None:
@@ -285,7 +315,7 @@ class GuiGrounding(AnswerTask):
         texts = [format_box(b, ctx.frame) for b in (box, far)]
         if self.settings["reply"] == "point":
             places = 3 if ctx.frame is CoordFrame.REL1 else 0
-            texts = [f"[{x:.{places}f}, {y:.{places}f}]" for x, y in (centre(box), centre(far))]
+            texts = [self._click(f"[{x:.{places}f}, {y:.{places}f}]") for x, y in (centre(box), centre(far))]
         earned = self.score(sample, wrap_answer(texts[0], self.answer_format), ctx).parts["accuracy"]
         return texts[1] if earned > 0 else texts[0]
 

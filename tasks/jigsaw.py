@@ -25,6 +25,7 @@ from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.types import RewardContext, Sample
 from rewards.parsing import MAX_ANSWER_CHARS
+from rewards.reading.blocks import json_block
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction
 from tasks.examples import write_rows
@@ -118,6 +119,10 @@ class Jigsaw(AnswerTask):
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> list[int]:
         """The order. Reasons: answer_too_long, not_a_list, wrong_count, not_a_permutation."""
         return parse_order(answer, len(sample.answer))
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The one list of a text with prose around it."""
+        return json_block(answer)
 
     def measure(self, value: Sequence[int], sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """correct (all pieces) and pieces (share in their place)."""

@@ -54,10 +54,12 @@ class Math(AnswerTask):
     shape: ClassVar[str] = "the expression"
     own_params: ClassVar[Mapping[str, Any]] = {"boxed": False, "evaluated": True, "deadline_s": 2.0}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "v_triune": {"boxed": True, "evaluated": False, "answer_format": "think", "weights": {"accuracy": 1.0, "format": 0.1}},
-        "r1_v": {"evaluated": False, "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
-                 "normalise": False},
-        "easyvideo_r1": {"evaluated": False, "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
+        "v_triune": {"boxed": True, "evaluated": False, "answer_format": "think_lines", "format_rule": "v_triune_tags",
+                     "weights": {"accuracy": 1.0, "format": 0.1}},
+        "r1_v": {"evaluated": False, "answer_format": "think", "answers": "native", "format_rule": "tags",
+                 "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
+        "easyvideo_r1": {"evaluated": False, "answers": "native", "format_rule": "easyvideo_r1",
+                         "weights": {"accuracy": 0.9, "format": 0.1}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct",)
 

@@ -56,6 +56,7 @@ class Mixed(Task):
         self.members: dict[str, Task] = {}
         self.rejected: list[Any] = []
         self.skipped: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
         for name in self.params["tasks"]:
             self._make(name)
 
@@ -96,8 +97,8 @@ class Mixed(Task):
             raise RowError(f"a task type of {', '.join(self.known)}", repr(task)[:60],
                            "correct 'task', or list a task of your own in params.tasks." + did_you_mean(task, self.known))
         member = self.member(task)
-        check = getattr(member, "check_answer", None)
-        return value if check is None else check(value, frame, sizes, params)
+        check = getattr(member, "_check_row", None)
+        return value if check is None else check(task, value, frame, sizes, params)
 
     def _check_sample(self, sample: Sample) -> None:
         rubric = getattr(self.member(sample.task), "rubric", None)
@@ -109,10 +110,10 @@ class Mixed(Task):
         request: counted by reason in `self.skipped`."""
         from tasks.readers import read_any
 
-        options = {"on_error": self.on_error, **self.params["reader"]}
+        options = {"on_error": self.on_error, "orientation": self.orientation, **self.params["reader"]}
         readout = read_any(path, task=self.name, check=self._check_row, **options)
         readout.verify(self._check_sample, path, options["on_error"])
-        self.rejected, self.skipped = readout.rejected, readout.skipped
+        self.rejected, self.skipped, self.notes = readout.rejected, readout.skipped, readout.notes
         return readout.samples
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:

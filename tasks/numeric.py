@@ -4,7 +4,7 @@
 
 `answer` in files is a number or its text. Per sample, params.precision (decimals both are rounded to), params.tolerance
 ({"abs": .., "rel": ..}) and params.unit decide what counts as `correct`; without them numbers must be equal. A unit of
-"%" lets 12% stand for 12.
+"%", or a truth that is written 12%, lets 12% stand for 12.
 
     mmrl tasks check numeric --data my.jsonl
 """
@@ -31,6 +31,7 @@ from rewards.numeric import (
     rounded_equal,
     within,
 )
+from rewards.reading.numbers import one_number
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction
 
@@ -61,11 +62,15 @@ class Numeric(AnswerTask):
     own_params: ClassVar[Mapping[str, Any]] = {"percent": "refuse", "parse": "whole", "evaluated": True}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "video_r1": {"mode": "rounded", "accuracy": {"decimals": 2, "same_form": True}, "answer_format": "think",
-                     "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "video_r1_regression": {"mode": "regression", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
-                                "normalise": False},
+                     "format_rule": "tags", "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
+        "video_r1_regression": {"mode": "regression", "answer_format": "think", "format_rule": "tags",
+                                "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
         "easyvideo_r1": {"mode": "rounded", "accuracy": {"decimals": 4, "same_form": False, "slack": 0.015},
-                          "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
+                         "answers": "native", "evaluated": False, "format_rule": "easyvideo_r1",
+                         "weights": {"accuracy": 0.9, "format": 0.1}, "percent": "fraction"},
+        "easyvideo_r1_regression": {"mode": "mra", "accuracy": {"strict": "double"}, "format_rule": "easyvideo_r1",
+                                    "answers": "native", "evaluated": False,
+                                    "weights": {"accuracy": 0.9, "format": 0.1}, "percent": "fraction"},
         "vsi_bench": {"mode": "mra", "parse": "first_token"},
         "mathvista_rule": {"mode": "exact"},
     }
@@ -93,11 +98,13 @@ class Numeric(AnswerTask):
 
         return accuracy
 
-    def _read(self, text: str, params: Mapping[str, Any]) -> NumberParse:
-        return parse_number(text, params.get("percent", self.settings["percent"]), params.get("unit", ""))
+    def _read(self, text: str, params: Mapping[str, Any], truth: Any) -> NumberParse:
+        percent = params.get("percent", self.settings["percent"])
+        own = "%" if percent == "refuse" and isinstance(truth, str) and truth.rstrip(" .").endswith("%") else ""
+        return parse_number(text, percent, params.get("unit", own))
 
     def _gold(self, sample: Sample) -> NumberParse:
-        return self._read(_spell(sample.answer), sample.params)
+        return self._read(_spell(sample.answer), sample.params, sample.answer)
 
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> float | int | str:
@@ -115,7 +122,7 @@ class Numeric(AnswerTask):
                            f"{params.get('unit')!r} and {params.get('percent')!r}", "correct them")
         if not isinstance(value, (int, float, str)) or isinstance(value, bool):
             raise RowError("a number, or its text", repr(value)[:80], "correct 'answer'")
-        found = self._read(_spell(value), params)
+        found = self._read(_spell(value), params, value)
         if found.value is None:
             mend = ("declare params.unit \"%\" or percent: keep" if found.reason == "unexpected_percent" else
                     "correct 'answer' (a unit behind it belongs into params.unit)")
@@ -125,7 +132,7 @@ class Numeric(AnswerTask):
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> NumberParse:
         """The number of the answer. Reasons: those of rewards.numeric, not_evaluated (a division for a whole number)."""
         first = self.settings["parse"] == "first_token"
-        found = parse_first_token(answer) if first else self._read(answer, sample.params)
+        found = parse_first_token(answer) if first else self._read(answer, sample.params, sample.answer)
         if found.value is None:
             raise AnswerError(found.reason or "not_a_number")
         if self.settings["evaluated"] and not first and is_division(answer, sample.params.get("unit", "")):
@@ -133,6 +140,13 @@ class Numeric(AnswerTask):
             if gold is not None and gold.denominator == 1 and not is_division(_spell(sample.answer), sample.params.get("unit", "")):
                 raise AnswerError("not_evaluated")
         return found
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The one number of a sentence; 50% is 0.5 where the truth is a share."""
+        gold = parse_number(_spell(sample.answer), self.settings["percent"]).value
+        share = gold is not None and 0 < abs(gold) < 1
+        found = one_number(answer, str(sample.params.get("unit", "")), share)
+        return f"{found[:-1]}e-2" if found is not None and found.endswith("%") else found
 
     def measure(self, value: NumberParse, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """correct (see the class) and mra, the official mean relative accuracy."""

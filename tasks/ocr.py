@@ -49,9 +49,10 @@ class OCR(TextTask):
     default_mode: ClassVar[str] = "indel"
     own_params: ClassVar[Mapping[str, Any]] = {"normalise_text": ["nfkc", "collapse", "strip"], "max_chars": MAX_CHARS}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "video_r1": {"mode": "wer", "normalise_text": [], "answer_format": "think",
+        "video_r1": {"mode": "wer", "normalise_text": [], "answer_format": "think", "format_rule": "tags",
                      "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "easyvideo_r1": {"mode": "wer", "normalise_text": ["lower"], "answer_format": "think"},
+        # its unified_rl recipe; video_rl has no rule for OCR and compares the texts as mathematics
+        "easyvideo_r1": {"mode": "wer", "normalise_text": ["lower"], "answers": "native", "format_rule": "easyvideo_r1_unified"},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("ned", "wer", "correct")
 

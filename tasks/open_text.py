@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from mmrl.registry import register
 from mmrl.types import RewardContext, Sample
-from rewards.text import MAX_CHARS, check_number, make_text_reward
+from rewards.text import MAX_CHARS, check_number, docvqa_anls, make_text_reward
 from tasks.examples import write_rows
 from tasks.texts import TextTask, accepted_texts
 
@@ -43,12 +43,15 @@ class OpenText(TextTask):
     own_params: ClassVar[Mapping[str, Any]] = {
         "normalise_text": None, "correct_by": "token_f1", "correct_from": 0.8, "max_chars": MAX_CHARS}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "video_r1": {"mode": "rouge", "accuracy": _PACKAGE, "answer_format": "think",
+        "video_r1": {"mode": "rouge", "accuracy": _PACKAGE, "answer_format": "think", "format_rule": "tags",
                      "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False, "normalise_text": []},
-        "easyvideo_r1": {"mode": "rouge", "accuracy": _PACKAGE, "answer_format": "think",
+        "easyvideo_r1": {"mode": "rouge", "accuracy": _PACKAGE, "answers": "native", "format_rule": "easyvideo_r1",
                          "normalise_text": []},
+        "easyvideo_r1_unified": {"mode": "rouge", "accuracy": {**_PACKAGE, "short": 10}, "answers": "native",
+                                 "format_rule": "easyvideo_r1_unified",
+                                 "normalise_text": []},
     }
-    metric_names: ClassVar[tuple[str, ...]] = ("rouge", "token_f1", "correct")
+    metric_names: ClassVar[tuple[str, ...]] = ("rouge", "token_f1", "anls", "correct")
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
@@ -56,11 +59,12 @@ class OpenText(TextTask):
         make_text_reward(self.settings["correct_by"])  # its ConfigError names the modes
 
     def measure(self, value: str, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
-        """rouge and token_f1 with their default settings, and correct as declared."""
+        """rouge and token_f1 with their default settings, anls as DocVQA's program has it, and correct as declared."""
         truths = accepted_texts(sample)
         rouge, token_f1, by = (make_text_reward(mode, max_chars=self.max_chars)(value, truths)
                                for mode in ("rouge", "token_f1", self.settings["correct_by"]))
-        return {"rouge": rouge, "token_f1": token_f1, "correct": float(by >= self.correct_from)}
+        return {"rouge": rouge, "token_f1": token_f1, "anls": max(docvqa_anls(value, truth) for truth in truths),
+                "correct": float(by >= self.correct_from)}
 
     def example_data(self, folder: str) -> str:
         """16 pictures of two coloured shapes, to be described in words."""

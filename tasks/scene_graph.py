@@ -1,9 +1,10 @@
 """Scene graphs: the objects of a picture with their boxes, and the relations between them.
 
 A row's answer is {"objects": [{"id": "1", "label": "red circle", "bbox": [x1, y1, x2, y2]}, ...],
-"relations": [["1", "left of", "2"], ...]}; a model answers the same with bbox_2d in the prompt's frame. Ids only tie
-relations to objects. The default reward is the mean of a soft node F1 and the edges' F1 (rewards.scene_graph); what is
-invented costs, and so does what is left out.
+"relations": [["1", "left of", "2"], ...]}; a model answers the same with bbox_2d in the prompt's frame, or as R1-SGG asks for
+it, {"objects": [{"id": "person.1", "bbox": [...]}], "relationships": [{"subject": "person.1", ...}]}. Ids only tie relations
+to objects; where an object has no label, its id is one, without the number. The default reward is the mean of a soft node F1
+and the edges' F1 (rewards.scene_graph); what is invented costs, and so does what is left out.
 
     mmrl tasks check scene_graph --data my.jsonl
 """
@@ -15,21 +16,34 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
+from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
 from mmrl.types import ImageSize, RewardContext, Sample
 from rewards.objects import MAX_OBJECT_CHARS, MAX_OBJECTS, ObjectError, label_of, normalise_label, number_box
 from rewards.parsing import load_json, strip_fence
+from rewards.r1_sgg import make_r1_sgg
+from rewards.reading.blocks import json_block
 from rewards.router import Part, PartFactory
 from rewards.scene_graph import Edge, Graph, graph_metrics, make_scene_graph_reward
+from rewards.text import check_names
 from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step
 from tasks.detection import check_objects, hull
+from tasks.texts import foreign_text
 
 __all__ = ["MAX_RELATIONS", "SceneGraph", "parse_graph"]
 
 MAX_RELATIONS = 400
 """More relations than this are a flood, not an answer."""
 _BOX_KEYS = ("bbox_2d", "bbox")
+
+
+_R1_SGG: Mapping[str, Any] = {"answer_format": "think", "spelling": "r1_sgg", "format_rule": "r1_sgg", "frame": "abs_resized",
+                              "normalise": False}
+_SPELLINGS = {
+    "ids": '{"objects": [{"id": "1", "label": "...", "bbox_2d": [x1, y1, x2, y2]}, ...], "relations": [["1", "...", "2"], ...]}',
+    "r1_sgg": '{"objects": [{"id": "name.1", "bbox": [x1, y1, x2, y2]}, ...], '
+              '"relationships": [{"subject": "name.1", "predicate": "...", "object": "name.2"}, ...]}'}
 
 
 def _size(sample: Sample, ctx: RewardContext) -> ImageSize:
@@ -49,6 +63,11 @@ def _id(value: Any) -> str:
     return str(value)
 
 
+def _name_in(identity: str) -> str:
+    """'traffic_light.2' -> 'traffic light': R1-SGG's ids hold the label before the first dot."""
+    return identity.partition(".")[0].replace("-", " ") if "." in identity else ""
+
+
 def _nodes(items: Any) -> tuple[dict[str, int], list[tuple[str, Sequence[float]]]]:
     if not isinstance(items, list):
         raise ObjectError("no_objects")
@@ -64,7 +83,7 @@ def _nodes(items: Any) -> tuple[dict[str, int], list[tuple[str, Sequence[float]]
         if name in place:
             raise ObjectError("repeated_id")
         place[name] = len(nodes)
-        nodes.append((label_of(item.get("label")), number_box(item[keys[0]])))
+        nodes.append((label_of(item["label"] if "label" in item else _name_in(name)), number_box(item[keys[0]])))
     return place, nodes
 
 
@@ -98,7 +117,10 @@ def parse_graph(answer: str) -> Graph:
         if not isinstance(value, dict):
             raise ObjectError("not_a_graph")
         place, nodes = _nodes(value.get("objects"))
-        return Graph(tuple(nodes), tuple(_edges(value.get("relations", []), place)))
+        if "relations" in value and "relationships" in value:
+            raise ObjectError("ambiguous_keys")
+        relations = value["relationships"] if "relationships" in value else value.get("relations", [])
+        return Graph(tuple(nodes), tuple(_edges(relations, place)))
     except ObjectError as err:
         raise AnswerError(err.reason) from None
     except (ValueError, RecursionError):
@@ -106,7 +128,11 @@ def parse_graph(answer: str) -> Graph:
 
 
 def _accuracy_part(mode: str, **params: Any) -> Part:
-    """A rule of rewards.scene_graph in pixels of the original picture."""
+    """A rule of rewards.scene_graph or rewards.r1_sgg in pixels of the original picture."""
+    if mode == "r1_sgg":
+        check_names("mode 'r1_sgg'", make_r1_sgg, params)
+        published = make_r1_sgg(**params)
+        return lambda predicted, sample, ctx: published(predicted.value, _truth(sample), _size(sample, ctx).orig_wh)
     reward = make_scene_graph_reward(mode, **params)
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
@@ -119,21 +145,31 @@ def _accuracy_part(mode: str, **params: Any) -> Part:
 class SceneGraph(AnswerTask):
     """Describe a picture as a graph. Beside the parameters of AnswerTask:
 
-    mode   f1 (default), r1_sgg_hard or r1_sgg_soft; their parameters in `accuracy`, see rewards.scene_graph
+    mode      f1 (default), r1_sgg_hard or r1_sgg_soft, see rewards.scene_graph; r1_sgg, see rewards.r1_sgg; their parameters
+              in `accuracy`
+    spelling  how the prompt asks for the graph: ids (default) or r1_sgg; both are read
     """
 
     headline: ClassVar[str] = "graph_f1"
     ask: ClassVar[str] = "{question} Coordinates {frame}."
-    shape: ClassVar[str] = ('{"objects": [{"id": "1", "label": "...", "bbox_2d": [x1, y1, x2, y2]}, ...], '
-                            '"relations": [["1", "...", "2"], ...]}')
+    shape: ClassVar[str] = _SPELLINGS["ids"]
     default_mode: ClassVar[str] = "f1"
+    own_params: ClassVar[Mapping[str, Any]] = {"spelling": "ids"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "r1_sgg_hard": {"mode": "r1_sgg_hard", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
-                        "normalise": False},
-        "r1_sgg_soft": {"mode": "r1_sgg_soft", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
-                        "normalise": False},
+        # edge_hard_reward and format_reward; node_acc + node_box (2 each) + edge (5) and format_reward
+        "r1_sgg_hard": {"mode": "r1_sgg", "accuracy": {"edges": "hard"}, "weights": {"accuracy": 5.0, "format": 1.0}, **_R1_SGG},
+        "r1_sgg_soft": {"mode": "r1_sgg", "accuracy": {"edges": "soft"}, "weights": {"accuracy": 9.0, "format": 1.0}, **_R1_SGG},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("node_f1", "edge_f1", "edge_recall", "graph_f1", "correct")
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        spelling = self.settings["spelling"]
+        if spelling not in _SPELLINGS:
+            raise ConfigError(f"unknown spelling {spelling!r} of scene_graph; expected {', '.join(_SPELLINGS)}."
+                              f"{did_you_mean(str(spelling), _SPELLINGS)}")
+        if self.settings["prompt"] is None:
+            self.prompt = self.prompt.replace(self.shape, _SPELLINGS[spelling])
 
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format."""
@@ -166,6 +202,10 @@ class SceneGraph(AnswerTask):
         graph, size = parse_graph(answer), _size(sample, ctx)
         return Graph(tuple((label, box_to_orig(box, ctx.frame, size)) for label, box in graph.nodes), graph.edges)
 
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The one JSON object of a text with prose around it."""
+        return json_block(answer)
+
     def measure(self, value: Graph, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """node_f1, edge_f1, edge_recall, graph_f1 (their mean) and correct, nodes matched at IoU 0.5."""
         return graph_metrics(value, _truth(sample))
@@ -184,16 +224,31 @@ class SceneGraph(AnswerTask):
         """The true graph with boxes in ctx.frame."""
         size = _size(sample, ctx)
         objects = [(item["id"], item["label"], from_picture(item["bbox"], ctx.frame, size)) for item in sample.answer["objects"]]
-        return _spell(objects, sample.answer["relations"], ctx.frame)
+        return self._text(objects, sample.answer["relations"], ctx.frame)
+
+    def _text(self, objects: Sequence[tuple[str, str, Sequence[float]]], relations: Sequence[Sequence[str]],
+              frame: CoordFrame) -> str:
+        """The graph as the prompt asks for it; boxes in `frame`."""
+        if self.settings["spelling"] == "ids":
+            return _spell(objects, relations, frame)
+        ids = {i: f"{label.replace('.', ' ').replace(' ', '_')}.{n}" for n, (i, label, _) in enumerate(objects, 1)}
+        nodes = ", ".join(f'{{"id": {json.dumps(ids[i], ensure_ascii=False)}, "bbox": {format_box(box, frame)}}}'
+                          for i, _, box in objects)
+        edges = [{"subject": ids[s], "predicate": p, "object": ids[o]} for s, p, o in relations]
+        return f'{{"objects": [{nodes}], "relationships": {json.dumps(edges, ensure_ascii=False)}}}'
 
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """A graph of one object that misses every true one."""
         size, objects = _size(sample, ctx), sample.answer["objects"]
         extent = ctx.frame.extent(size.resized_wh, size.orig_wh)
         if not objects:
-            return _spell([("1", "object", (0.0, 0.0, extent[0] / 2, extent[1] / 2))], [], ctx.frame)
+            return self._text([("1", "object", (0.0, 0.0, extent[0] / 2, extent[1] / 2))], [], ctx.frame)
         around = from_picture(hull([item["bbox"] for item in objects]), ctx.frame, size)
-        return _spell([("1", objects[0]["label"], beside(around, extent, grid_step(ctx.frame)))], [], ctx.frame)
+        name, miss = objects[0]["label"], beside(around, extent, grid_step(ctx.frame))
+        if self.settings["mode"] == "r1_sgg":  # which also pays the label alone, and for boxes that are near
+            name = foreign_text([item["label"] for item in objects])
+            miss = (900 * extent[0], 900 * extent[1], 901 * extent[0], 901 * extent[1])
+        return self._text([("1", name, miss)], [], ctx.frame)
 
     def example_data(self, folder: str) -> str:
         """16 generated scenes with the relations left of and above; returns their file."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -25,13 +26,15 @@ from rewards.times import Span, SpanParse
 from tasks.base import AnswerError
 
 __all__ = [
-    "SPELLINGS", "TIME_WORDS", "TimeFormat", "beside_spans", "check_spans", "clip_size", "duration_of", "need_duration",
-    "spell_seconds", "true_spans", "video_id",
+    "SPELLINGS", "TIMED", "TIME_WORDS", "ClipPair", "TimeFormat", "beside_spans", "check_spans", "clip_pair", "clip_size",
+    "duration_of", "need_duration", "note_outside", "outside_clip", "spell_seconds", "true_spans", "video_id",
 ]
 
 _TIMES = {
     "seconds": "in seconds", "rel1": "as fractions from 0 to 1 of the video's duration", "clock": "as mm:ss.ff",
 }
+TIMED = ("temporal_grounding", "grounded_qa", "st_grounding")
+"""Tasks whose truths hold spans of time."""
 TIME_WORDS: Mapping[str, str] = _TIMES
 """How times are asked for."""
 SPELLINGS: Mapping[str, tuple[str, str]] = {
@@ -89,8 +92,10 @@ def video_id(sample: Sample) -> str:
 
 
 def check_spans(value: Any, params: Mapping[str, Any]) -> list[list[float]]:
-    """The true spans of a row, [[start, end], ...] in seconds; one bare [start, end] too. Pairs are sorted and clipped to
-    params.duration (Charades-STA has ends beyond it). Raises RowError for anything else and for spans without length."""
+    """The true spans of a row, [[start, end], ...] in seconds; one bare [start, end] too. They stay as they are: Charades-STA
+    has ends up to 1.5 s behind the video's end, NExT-GQA starts before 0, and the official numbers use them so (`outside_clip`
+    counts them). Raises RowError for anything else, for a start that is not before the end, and for a span wholly outside the
+    video."""
     from tasks.readers.common import RowError
 
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(type(v) in (int, float) for v in value):
@@ -103,14 +108,20 @@ def check_spans(value: Any, params: Mapping[str, Any]) -> list[list[float]]:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(
                 type(v) in (int, float) and math.isfinite(v) for v in pair):
             raise RowError("a span as two numbers [start, end]", repr(pair)[:80], "write seconds, not text")
-        if max(pair) < 0 or (duration is not None and min(pair) >= duration):
-            raise RowError(f"a span inside the video of {duration} s", repr(list(pair)),
-                           "are the times those of the shown part? correct or remove the row")
-        (start, end), = clip_spans([pair], duration)
+        start, end = pair
         if start >= end:
             raise RowError("a span with start before end", repr(list(pair)), "correct or remove the row")
+        if end <= 0 or (duration is not None and start >= duration):
+            raise RowError(f"a span inside the video of {duration} s", repr(list(pair)),
+                           "are the times those of the shown part? correct or remove the row")
         spans.append([start, end])
     return spans
+
+
+def outside_clip(spans: Sequence[Sequence[float]], duration: float | None) -> bool:
+    """True when a time lies before 0 or behind the duration (None: unknown, only before 0)."""
+    most = math.inf if duration is None else duration
+    return any(not 0 <= time <= most for span in spans for time in span)
 
 
 def true_spans(sample: Sample) -> list[Span]:
@@ -119,6 +130,27 @@ def true_spans(sample: Sample) -> list[Span]:
     if isinstance(answer, Mapping):
         answer = answer["spans"] if "spans" in answer else [answer["time"]]
     return [(float(start), float(end)) for start, end in answer]
+
+
+ClipPair = Callable[[Sequence[Sequence[float]], Sample, RewardContext], tuple[Sequence[Sequence[float]], list[Span]]]
+"""(predicted spans, sample, ctx) -> (predicted, true spans) as a reward compares them."""
+
+
+def clip_pair(clip: Any) -> ClipPair:
+    """The setting `clip` of a reward: false, both sides as they are; true, both clipped to the shown part first, so that time
+    outside it counts neither way. Raises ConfigError for anything else."""
+    if not isinstance(clip, bool):
+        raise ConfigError(f"expected accuracy.clip true or false, found {clip!r}; true clips times to the shown part before the "
+                          "reward, metrics never do")
+
+    def pair(spans: Sequence[Sequence[float]], sample: Sample, ctx: RewardContext) -> tuple[Sequence[Sequence[float]], list[Span]]:
+        truths = true_spans(sample)
+        if not clip:
+            return spans, truths
+        duration = duration_of(sample, ctx)
+        return clip_spans(spans, duration), clip_spans(truths, duration)
+
+    return pair
 
 
 def beside_spans(spans: Sequence[Sequence[float]], duration: float | None) -> Span:
@@ -141,9 +173,16 @@ def spell_seconds(value: float, decimals: int = 3) -> str:
 
 
 def _clock(seconds: float) -> str:
-    hundredths = math.floor(seconds * 100 + 0.5)
+    hundredths = math.floor(abs(seconds) * 100 + 0.5)
     minutes, rest = divmod(hundredths, 6000)
-    return f"{minutes:02d}:{rest // 100:02d}.{rest % 100:02d}"
+    return f"{'-' if seconds < 0 < hundredths else ''}{minutes:02d}:{rest // 100:02d}.{rest % 100:02d}"
+
+
+def note_outside(samples: Iterable[Sample]) -> Counter[str]:
+    """How many samples with true spans have one that reaches out of the clip, for the notes of a reader; such truths stay as
+    they are."""
+    count = sum(outside_clip(true_spans(sample), duration_of(sample)) for sample in samples if sample.task in TIMED)
+    return Counter({"true time reaches out of its clip, kept": count} if count else {})
 
 
 class TimeFormat:
@@ -170,18 +209,18 @@ class TimeFormat:
         return _TIMES["clock" if self.spelling == "clock" else self.time_frame]
 
     def seconds(self, parsed: SpanParse, sample: Sample, ctx: RewardContext) -> list[Span]:
-        """Parsed spans as sorted seconds inside the video. Raises AnswerError: the parser's reason, several_spans (one was
-        asked for), not_in_frame (a clock reading where shares were asked for)."""
+        """Parsed spans in seconds, otherwise as they were written: not sorted, not clipped. Raises AnswerError: the parser's
+        reason, several_spans (one was asked for), not_in_frame (a clock reading where shares were asked for)."""
         if parsed.reason:
             raise AnswerError(parsed.reason)
         if not self.many and len(parsed.spans) > 1:
             raise AnswerError("several_spans")
         if self.time_frame == "seconds":
-            return clip_spans(parsed.spans, duration_of(sample, ctx))
+            return list(parsed.spans)
         if parsed.clock:
             raise AnswerError("not_in_frame")
         duration = need_duration(sample, ctx)
-        return clip_spans([(start * duration, end * duration) for start, end in parsed.spans], duration)
+        return [(start * duration, end * duration) for start, end in parsed.spans]
 
     def write(self, spans: Sequence[Sequence[float]], duration: float | None) -> str:
         """Spans in seconds as answer text: to milliseconds, hundredths (clock) or 5 decimals (rel1)."""

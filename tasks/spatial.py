@@ -28,6 +28,8 @@ from mmrl.task import Template
 from mmrl.types import RewardContext, Sample, Score
 from rewards.choice import LETTERS, normalise_text, parse_boolean
 from rewards.parsing import MAX_ANSWER_CHARS
+from rewards.reading.choices import yes_or_no
+from rewards.reading.words import DOUBTS
 from rewards.views import is_consistent, swap_sides
 from tasks.base import AnswerError, AnswerTask
 from tasks.boolean import read_truth
@@ -168,6 +170,16 @@ class Spatial(Choice):
         if found.value is None:
             raise AnswerError(found.reason or "not_yes_or_no")
         return found.value
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """As parse: the option, the yes or no, or the relation that a sentence names."""
+        kind = _kind(sample)
+        if kind == "choice":
+            return super().native(answer, sample, ctx)
+        if kind == "boolean":
+            return yes_or_no(answer)
+        words = {found[1] for found in _RELATION_WORD.finditer(answer.lower())}
+        return words.pop() if len(words) == 1 and len(answer) <= MAX_ANSWER_CHARS and not DOUBTS.search(answer) else None
 
     def describe(self, value: Any, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
         """pred_text and gold_text; view (id of the unmirrored sample) and mirrored, which pair views in `summarize`."""

@@ -24,20 +24,23 @@ from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.types import RewardContext, Sample, Score
+from rewards.parsing import load_json, strip_fence
+from rewards.reading.tracks import track_in
 from rewards.router import Part, PartFactory
-from rewards.temporal import clip_spans, span_iou
+from rewards.temporal import span_iou
 from rewards.text import check_number
-from rewards.times import Span
-from rewards.tracks import mean, parse_track, track_ious, tube_viou
+from rewards.times import Span, spans_of
+from rewards.tracks import TrackParse, mean, mean_iou, parse_track, track_ious, tube_viou
 from tasks.base import AnswerError, AnswerTask, Prediction
 from tasks.boxes import from_picture
-from tasks.spans import beside_spans, check_spans, clip_size, duration_of, need_duration, spell_seconds
+from tasks.spans import beside_spans, check_spans, clip_pair, clip_size, duration_of, need_duration, spell_seconds
 from tasks.temporal_grounding import named_parts, structure_part
 from tasks.tracking import (
     Boxes,
     boxes_text,
     boxes_to_pixels,
     check_boxes,
+    check_over,
     key_share,
     tracks_by_second,
     true_boxes,
@@ -47,13 +50,15 @@ from tasks.tracking import (
 __all__ = ["SpatioTemporalGrounding", "Tube"]
 
 _MODES = ("mean", "viou")
+_NO_SPAN: Span = (0.0, 0.0)
 
 
 class Tube(NamedTuple):
-    """A span in seconds inside the video, and boxes by second in pixels of the displayed frame."""
+    """A span in seconds as it was written, and boxes by second in pixels of the displayed frame."""
 
     span: Span
     boxes: Boxes
+    unreadable: int = 0
 
 
 def _true_span(sample: Sample) -> Span:
@@ -61,35 +66,38 @@ def _true_span(sample: Sample) -> Span:
     return start, end
 
 
-def _viou(tube: Tube, sample: Sample) -> float:
-    return min(1.0, tube_viou(tube.boxes, tube.span, true_boxes(sample), _true_span(sample), sample.params.get("step", 1)))
+def _viou(boxes: Boxes, span: Sequence[float], true_span: Sequence[float], sample: Sample) -> float:
+    return min(1.0, tube_viou(boxes, span, true_boxes(sample), true_span, sample.params.get("step", 1)))
 
 
-def _accuracy_part(mode: str, time_weight: float = 0.5) -> Part:
+def _accuracy_part(mode: str, time_weight: float = 0.5, clip: bool = False, over: str = "truth") -> Part:
+    check_over(over)
     if mode not in _MODES:
         raise ConfigError(f"unknown accuracy mode {mode!r}; expected {', '.join(_MODES)}.{did_you_mean(str(mode), _MODES)}")
-    share = check_number("time_weight", time_weight, 0, 1)
+    share, both = check_number("time_weight", time_weight, 0, 1), clip_pair(clip)
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         tube = predicted.value
+        (span,), (truth,) = both([tube.span], sample, ctx)
         if mode == "viou":
-            return _viou(tube, sample)
-        boxes = mean(track_ious(tube.boxes, true_boxes(sample)))
-        return min(1.0, share * span_iou(tube.span, _true_span(sample)) + (1 - share) * boxes)
+            return _viou(tube.boxes, span, truth, sample)
+        boxes = mean_iou(tube.boxes, true_boxes(sample), over)
+        return min(1.0, share * span_iou(span, truth) + (1 - share) * boxes)
 
     return accuracy
 
 
 def _structure(value: Any, predicted: Prediction, sample: Sample) -> float:
-    time = value.get("time")
-    return key_share(value, predicted, sample) if isinstance(time, list) and len(time) == 2 else 0.0
+    time, share = value.get("time"), key_share(value, predicted, sample)
+    return share if isinstance(time, list) and len(time) == 2 else max(0.0, share - 0.5)  # the keys are paid all the same
 
 
 @register("st_grounding")
 class SpatioTemporalGrounding(AnswerTask):
     """When and where. Beside the parameters of AnswerTask:
 
-    mode  mean (default; `accuracy: {time_weight: 0.5}`) or viou, see the module
+    mode  mean (default; `accuracy: {time_weight: 0.5}`; over: shared averages the boxes as published) or viou, see the module;
+          `accuracy: {clip: true}` clips both times to the shown part before the reward (default false), metrics see what was said
     """
 
     headline: ClassVar[str] = "viou"
@@ -98,10 +106,11 @@ class SpatioTemporalGrounding(AnswerTask):
     shape: ClassVar[str] = '{"time": [start, end], "boxes": {"second": [x1, y1, x2, y2], ...}}'
     default_mode: ClassVar[str] = "mean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easyvideo_r1": {"answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
-        "onethinker": {"answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1, "structure": 1.0}, "normalise": False},
+        "easyvideo_r1": {"answers": "native", "format_rule": "easyvideo_r1", "weights": {"accuracy": 0.9, "format": 0.1}},
+        "onethinker": {"answer_format": "think", "answers": "native", "format_rule": "tags", "normalise": False,
+                       "weights": {"accuracy": 0.9, "format": 0.1, "structure": 1.0}},
     }
-    metric_names: ClassVar[tuple[str, ...]] = ("tiou", "iou", "viou", "viou@0.3", "viou@0.5", "correct")
+    metric_names: ClassVar[tuple[str, ...]] = ("tiou", "iou", "viou", "viou@0.3", "viou@0.5", "correct", "unreadable")
 
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format; structure where a weight names it."""
@@ -139,6 +148,8 @@ class SpatioTemporalGrounding(AnswerTask):
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Tube:
         """Span and boxes. Reasons: those of rewards.tracks and rewards.times; no_time, several_spans, not_keyed."""
         parsed = parse_track(answer)
+        if self.pays_unread and parsed.reason in (None, "no_boxes"):  # as in the papers, each half is judged apart
+            return self._halves(parsed, answer, sample, ctx)
         if parsed.reason:
             raise AnswerError(parsed.reason)
         if parsed.time is None:
@@ -147,14 +158,31 @@ class SpatioTemporalGrounding(AnswerTask):
             raise AnswerError(parsed.time.reason or "several_spans")
         if parsed.listed:
             raise AnswerError("not_keyed")
-        span, = clip_spans(parsed.time.spans, duration_of(sample, ctx))
+        return Tube(parsed.time.spans[0], boxes_to_pixels(parsed.boxes, sample, ctx), parsed.unreadable)
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The track of a released model, see rewards.reading.tracks."""
+        return track_in(answer)
+
+    def _halves(self, parsed: TrackParse, answer: str, sample: Sample, ctx: RewardContext) -> Tube:
+        time = parsed.time
+        if parsed.reason is not None:
+            value = load_json(strip_fence(answer))
+            time = spans_of(value["time"]) if isinstance(value, dict) and "time" in value else None
+        if parsed.listed or (time is not None and len(time.spans) > 1):
+            raise AnswerError("not_keyed" if parsed.listed else "several_spans")
+        span = time.spans[0] if time is not None and time.spans else _NO_SPAN
+        if span == _NO_SPAN and not parsed.boxes:
+            raise AnswerError(parsed.reason or "no_time")
         return Tube(span, boxes_to_pixels(parsed.boxes, sample, ctx))
 
     def measure(self, value: Tube, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """tiou, iou (mean over the true keys, whatever the predicted time), viou, viou@0.3, viou@0.5 (above the level),
-        correct (viou >= 0.5)."""
-        viou, boxes = _viou(value, sample), mean(track_ious(value.boxes, true_boxes(sample)))
-        values = (span_iou(value.span, _true_span(sample)), boxes, viou, float(viou > 0.3), float(viou > 0.5), float(viou >= 0.5))
+        correct (viou >= 0.5), unreadable (boxes of the answer that could not be read)."""
+        truth = _true_span(sample)
+        viou, boxes = _viou(value.boxes, value.span, truth, sample), mean(track_ious(value.boxes, true_boxes(sample)))
+        values = (span_iou(value.span, truth), boxes, viou, float(viou > 0.3), float(viou > 0.5), float(viou >= 0.5),
+                  float(value.unreadable))
         return dict(zip(self.metric_names, values, strict=True))
 
     def describe(self, value: Tube | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:

@@ -5,8 +5,9 @@ A row's answer is [[start, end], ...] in seconds from the beginning of the shown
     {"id": "7", "video": "7.mp4", "question": "a person opens the door", "answer": [[2.5, 7]], "params": {"duration": 30.2}}
 
 Metrics per sample: iou (merged unions), r1@0.3 / 0.5 / 0.7 (the first predicted span against its best true one, >=), of all
-samples R1@0.3 / 0.5 / 0.7 and mIoU; a failure counts as 0. `benchmark` writes official files, see tasks.metrics.temporal and
-tasks.metrics.qvhighlights. Timestamps anchored reasoning is the reward part `anchors` (rewards.anchored):
+samples R1@0.3 / 0.5 / 0.7 and mIoU; a failure counts as 0, a span that ends before it starts too, and nothing is clipped.
+`benchmark` writes official files, see tasks.metrics.temporal and tasks.metrics.qvhighlights. Timestamps anchored reasoning is
+the reward part `anchors` (rewards.anchored):
 
     answer_format: think, weights: {accuracy: 0.8, format: 0.1, anchors: 0.1}, anchors: {least: 2, most: 4}
 
@@ -29,12 +30,13 @@ from rewards.anchored import anchored_value, check_anchor_numbers, read_anchors
 from rewards.format import format_reward, wrap_answer
 from rewards.lengths import FormPart
 from rewards.parsing import load_json
+from rewards.reading.times import spans_in
 from rewards.router import Part, PartFactory
 from rewards.temporal import make_span_reward, span_iou, union_iou
 from rewards.text import check_names
 from rewards.times import Span, parse_spans
 from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction
-from tasks.spans import TimeFormat, beside_spans, check_spans, duration_of, need_duration, spell_seconds, true_spans
+from tasks.spans import TimeFormat, beside_spans, check_spans, clip_pair, duration_of, need_duration, spell_seconds, true_spans
 
 __all__ = ["LEVELS", "TemporalGrounding", "anchors_part", "named_parts", "structure_part"]
 
@@ -43,13 +45,14 @@ _ANCHORS_ASK = ("While you think, write each estimate as <timestamp>start to end
                 "each nearer to the truth than the one before. ")
 
 
-def _accuracy_part(mode: str, **params: Any) -> Part:
-    reward = make_span_reward(mode, **params)
-    return lambda predicted, sample, ctx: reward(predicted.value, true_spans(sample))
+def _accuracy_part(mode: str, clip: bool = False, **params: Any) -> Part:
+    reward, both = make_span_reward(mode, **params), clip_pair(clip)
+    return lambda predicted, sample, ctx: reward(*both(predicted.value, sample, ctx))
 
 
 def anchors_part(times: TimeFormat, least: int = 2, most: int = 4, early: float = 0.5) -> Part:
-    """Timestamps anchored reasoning, see rewards.anchored; IoUs are those of merged unions, times are read as in answers."""
+    """Timestamps anchored reasoning, see rewards.anchored; IoUs are those of merged unions, times are read as in answers and
+    never clipped."""
     check_anchor_numbers(least, most, early)
 
     def part(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
@@ -99,7 +102,8 @@ def _has_time(value: Any, predicted: Prediction, sample: Sample) -> float:
 class TemporalGrounding(AnswerTask):
     """Say when it happens. Beside the parameters of AnswerTask:
 
-    mode        union (default), matched or near, see rewards.temporal
+    mode        union (default), matched or near, see rewards.temporal; `accuracy: {clip: true}` clips both sides to the shown
+                part before the reward (default false: an end behind the video's end costs), metrics see what was said
     spelling    list (default), to, json, start_end or clock: what is asked for, see tasks.spans
     time_frame  seconds (default) or rel1 (shares of the duration): what numbers mean
     spans       many (default), or one: several spans are a failure and rows with several are refused
@@ -113,12 +117,14 @@ class TemporalGrounding(AnswerTask):
     default_mode: ClassVar[str] = "union"
     own_params: ClassVar[Mapping[str, Any]] = {"spelling": "list", "time_frame": "seconds", "spans": "many", "anchors": {}}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easyvideo_r1": {"spelling": "json", "spans": "one", "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
-        "temporal_r1": {"spelling": "start_end", "spans": "one", "answer_format": "think",
+        "easyvideo_r1": {"spelling": "json", "spans": "one", "answers": "native", "format_rule": "easyvideo_r1",
+                         "weights": {"accuracy": 0.9, "format": 0.1}},
+        "temporal_r1": {"spelling": "start_end", "spans": "one", "answer_format": "think", "format_rule": "temporal_r1",
                         "weights": {"accuracy": 0.5, "format": 0.5}},
-        "videochat_r1": {"spelling": "to", "spans": "one", "answer_format": "think", "weights": {"accuracy": 1.0, "format": 1.0},
-                         "normalise": False},
-        "onethinker": {"spelling": "json", "spans": "one", "answer_format": "think", "normalise": False,
+        "videochat_r1": {"spelling": "to", "spans": "one", "answer_format": "think", "format_rule": "tags",
+                         "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
+        "onethinker": {"spelling": "json", "spans": "one", "answer_format": "think", "answers": "native", "format_rule": "tags",
+                       "normalise": False,
                        "weights": {"accuracy": 0.9, "format": 0.1, "structure": 1.0}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("iou", *(f"r1@{level:g}" for level in LEVELS), "correct")
@@ -163,7 +169,7 @@ class TemporalGrounding(AnswerTask):
 
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> list[list[float]]:
-        """[[start, end], ...] in seconds, sorted pairs inside the video."""
+        """[[start, end], ...] in seconds as the row has them, see tasks.spans.check_spans."""
         from tasks.readers.common import RowError
 
         spans = check_spans(value, params)
@@ -180,8 +186,12 @@ class TemporalGrounding(AnswerTask):
         return super().fill_prompt(prompt, sample, template)
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> list[Span]:
-        """Spans in seconds, sorted pairs inside the video. Reasons: those of rewards.times and tasks.spans.TimeFormat."""
+        """Spans in seconds as they were written. Reasons: those of rewards.times and tasks.spans.TimeFormat."""
         return self.times.seconds(parse_spans(answer), sample, ctx)
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The spans of a sentence, see rewards.reading.times."""
+        return spans_in(answer)
 
     def measure(self, value: list[Span], sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """iou of the unions, r1@0.3 .. 0.7 of the first span, correct (iou >= 0.5)."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.types import RewardContext, Sample, Score
 from rewards.parsing import strip_end_tokens
+from rewards.reading import unwrap_text
 from rewards.router import Part, PartFactory
 from rewards.text import MAX_CHARS, check_number, is_coordinates, make_text_reward, normalise
 from tasks.base import AnswerError, AnswerTask
@@ -47,8 +48,11 @@ def check_texts(value: Any, name: str, max_chars: int) -> str | list[str]:
 
 
 def read_text(answer: str, truths: Sequence[str], max_chars: int) -> str:
-    """The answer as text. Raises AnswerError: empty, answer_too_long, not_text (numbers in brackets, a box for instance,
-    where no accepted text is one; more than 64 accents on one letter)."""
+    """The answer as text, without wrappers that no accepted text wears.
+
+    Raises AnswerError: empty, answer_too_long, not_text (numbers in brackets, a box for instance, where no accepted text is one;
+    more than 64 accents on one letter).
+    """
     if not answer:
         raise AnswerError("empty")
     if len(answer) > max_chars:
@@ -57,7 +61,7 @@ def read_text(answer: str, truths: Sequence[str], max_chars: int) -> str:
         raise AnswerError("not_text")
     if is_coordinates(answer) and not any(is_coordinates(truth) for truth in truths):
         raise AnswerError("not_text")
-    return answer
+    return unwrap_text(answer, truths)
 
 
 def foreign_text(truths: Sequence[str], length: int = 1) -> str:
@@ -104,7 +108,7 @@ class TextTask(AnswerTask):
         return check_texts(value, "answer", self.max_chars)
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> str:
-        """The text as it stands. Reasons: empty, answer_too_long, not_text."""
+        """The text, see `read_text`. Reasons: empty, answer_too_long, not_text."""
         return read_text(answer, accepted_texts(sample), self.max_chars)
 
     def describe(self, value: str | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:

@@ -23,14 +23,26 @@ from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.types import RewardContext, Sample, Score
 from rewards.parsing import Box
+from rewards.reading.tracks import track_in
 from rewards.router import Part, PartFactory
-from rewards.tracks import MAX_BOXES, mean, parse_track, success, success_area, track_ious, track_key, track_viou
+from rewards.tracks import (
+    MAX_BOXES,
+    OVER,
+    mean,
+    mean_iou,
+    parse_track,
+    success,
+    success_area,
+    track_ious,
+    track_key,
+    track_viou,
+)
 from tasks.base import ENVELOPES, FRAME_WORDS, AnswerError, AnswerTask, Prediction
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step
 from tasks.spans import clip_size, need_duration, spell_seconds
 from tasks.temporal_grounding import named_parts, structure_part
 
-__all__ = ["Track", "Tracking", "boxes_text", "boxes_to_pixels", "check_boxes", "key_share", "tracks_by_second",
+__all__ = ["Track", "Tracking", "boxes_text", "boxes_to_pixels", "check_boxes", "check_over", "key_share", "tracks_by_second",
            "true_boxes", "wrong_boxes"]
 
 _SHAPES = {"keyed": '{"boxes": {"time": [x1, y1, x2, y2], ...}}', "list": "[[x1, y1, x2, y2], ...]"}
@@ -42,6 +54,7 @@ class Track(NamedTuple):
     """Predicted boxes by key, in pixels of the displayed frame."""
 
     boxes: Boxes
+    unreadable: int = 0
 
 
 # shared with spatio-temporal grounding
@@ -129,15 +142,23 @@ def _judged(sample: Sample, count_first: bool) -> Boxes:
     return dict(list(truth.items())[1:])
 
 
-def _accuracy_part(mode: str, count_first: bool = False) -> Part:
-    """mean: mean IoU over the true frames. viou: boxes outside the track's time are errors too."""
+def check_over(value: Any) -> str:
+    """One of rewards.tracks.OVER; raises ConfigError for anything else."""
+    if value not in OVER:
+        raise ConfigError(f"expected over as one of {', '.join(OVER)}, found {value!r}.{did_you_mean(str(value), OVER)}")
+    return str(value)
+
+
+def _accuracy_part(mode: str, count_first: bool = False, over: str = "truth") -> Part:
+    """mean: mean IoU over the true frames (or `over` the shared ones). viou: boxes outside the track's time are errors too."""
+    check_over(over)
     if mode not in _MODES:
         raise ConfigError(f"unknown accuracy mode {mode!r}; expected {', '.join(_MODES)}.{did_you_mean(str(mode), _MODES)}")
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         truth, boxes = _judged(sample, count_first), predicted.value.boxes
         if mode == "mean":
-            return min(1.0, mean(track_ious(boxes, truth)))
+            return mean_iou(boxes, truth, over)
         keys = true_boxes(sample)
         return min(1.0, track_viou(boxes, truth, (min(keys), max(keys))))
 
@@ -148,7 +169,8 @@ def _accuracy_part(mode: str, count_first: bool = False) -> Part:
 class Tracking(AnswerTask):
     """Follow one object. Beside the parameters of AnswerTask:
 
-    mode         mean (default): mean IoU over the true frames; viou: boxes outside the track's time count as errors too
+    mode         mean (default): mean IoU over the true frames; viou: boxes outside the track's time count as errors too.
+                 `accuracy: {over: shared}` gives EasyVideoR1's published mean, over the frames both sides have
     count_first  the first frame counts although its box stands in the prompt (default false; VideoChat-R1 counts it)
     spelling     keyed (default), or list: one box per time asked, in their order, exactly as many
     """
@@ -160,14 +182,17 @@ class Tracking(AnswerTask):
     default_mode: ClassVar[str] = "mean"
     own_params: ClassVar[Mapping[str, Any]] = {"count_first": False, "spelling": "keyed"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easyvideo_r1": {"count_first": True, "answer_format": "think", "weights": {"accuracy": 0.9, "format": 0.1}},
-        "onethinker": {"count_first": True, "answer_format": "think", "normalise": False,
+        "easyvideo_r1": {"count_first": True, "answers": "native", "format_rule": "easyvideo_r1",
+                         "weights": {"accuracy": 0.9, "format": 0.1}},
+        "onethinker": {"count_first": True, "answer_format": "think", "answers": "native", "format_rule": "tags",
+                       "normalise": False,
                        "weights": {"accuracy": 0.9, "format": 0.1, "structure": 1.0}},
-        "videochat_r1": {"count_first": True, "spelling": "list", "answer_format": "think", "normalise": False,
-                         "weights": {"accuracy": 1.0, "format": 1.0}},
+        "videochat_r1": {"count_first": True, "spelling": "list", "answer_format": "think", "format_rule": "videochat_r1_boxes",
+                         "frame": "rel1", "normalise": False, "weights": {"accuracy": 1.0, "format": 1.0}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("iou", "auc", "sr@0.5", "sr@0.75", "iou_after_first", "auc_after_first",
-                                               "sr@0.5_after_first", "sr@0.75_after_first", "viou", "correct")
+                                               "sr@0.5_after_first", "sr@0.75_after_first", "viou", "correct",
+                                               "unreadable")
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
@@ -239,18 +264,30 @@ class Tracking(AnswerTask):
                 raise AnswerError("not_listed")
             if len(parsed.listed) != len(asked):
                 raise AnswerError("wrong_count")
-            boxes = dict(zip(asked, parsed.listed, strict=True))
+            boxes = {key: box for key, box in zip(asked, parsed.listed, strict=True) if box is not None}
         elif parsed.listed:
             raise AnswerError("not_keyed")
-        return Track(boxes_to_pixels(boxes, sample, ctx))
+        if not boxes:
+            raise AnswerError("no_boxes")
+        return Track(boxes_to_pixels(boxes, sample, ctx), parsed.unreadable)
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """The track of a released model, see rewards.reading.tracks."""
+        return track_in(answer)
+
+    def _failure(self, sample: Sample, reason: str, ctx: RewardContext, text: str = "") -> Score:
+        """As the base; a list of the wrong length has not the form that was asked for."""
+        short = reason == "wrong_count" and self.settings["spelling"] == "list"
+        return super()._failure(sample, reason, ctx, "" if short else text)
 
     def measure(self, value: Track, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
-        """iou, auc, sr@0.5, sr@0.75 with and without a given first frame, viou, correct (iou_after_first >= 0.5)."""
+        """iou, auc, sr@0.5, sr@0.75 with and without a given first frame, viou, correct (iou_after_first >= 0.5);
+        unreadable: boxes of the answer that could not be read."""
         values: list[float] = []
         for truth in (true_boxes(sample), _judged(sample, False)):
             ious = track_ious(value.boxes, truth)
             values += [mean(ious), success_area(ious), success(ious, 0.5), success(ious, 0.75)]
-        values += [track_viou(value.boxes, true_boxes(sample)), float(values[4] >= 0.5)]
+        values += [track_viou(value.boxes, true_boxes(sample)), float(values[4] >= 0.5), float(value.unreadable)]
         return dict(zip(self.metric_names, values, strict=True))
 
     def describe(self, value: Track | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
-"""A process that trains on a device which is not the CPU (tests/fake_device.py): `python -m tests.device_worker ARCH [vllm]`.
+"""A process that trains on a device which is not the CPU (tests/fake_device.py): `python -m tests.device_worker ARCH ...`.
 
 For every precision and choice of frozen parts it takes what a run hands to its model and to its rollout engines, compares it with
-what a run on the CPU hands over, samples, scores, differentiates; with `vllm` a real vLLM (on the CPU) answers the runs with frozen
-towers. Prints one line per combination: "ok CASE", or "failed CASE: why".
+what a run on the CPU hands over, samples, scores, differentiates; with an ARCH like `qwen2_5_vl+vllm` a real vLLM (on the CPU)
+answers the runs with frozen towers. Prints one line per combination: "ok ARCH-CASE", or "failed ARCH-CASE: why".
 """
 from __future__ import annotations
 
@@ -131,19 +131,26 @@ def check(arch: str, dtype: str, parts: dict[str, Any], folder: Path, backends: 
             vllm(backends, arch, dtype, policy, training, folder)
 
 
-def main(arch: str, *more: str) -> None:
-    backends: dict[str, VLLMBackend] | None = {} if "vllm" in more else None
+def run(arch: str, backends: dict[str, VLLMBackend] | None, trace: bool) -> None:
+    """Every case of an architecture."""
     with tempfile.TemporaryDirectory() as folder:
         tiny_folder(arch)
         samples_of(Path(folder))
         for dtype, name in itertools.product(("fp32", "bf16"), PARTS):
             try:
                 check(arch, dtype, PARTS[name], Path(folder), backends)
-                print(f"ok {dtype}-{name}", flush=True)
+                print(f"ok {arch}-{dtype}-{name}", flush=True)
             except Exception as error:
-                print(f"failed {dtype}-{name}: {type(error).__name__}: {str(error)[:400]!r}", flush=True)
-                if "trace" in more:
+                print(f"failed {arch}-{dtype}-{name}: {type(error).__name__}: {str(error)[:400]!r}", flush=True)
+                if trace:
                     raise
+
+
+def main(*asked: str) -> None:
+    for name in asked:
+        arch, _, vllm = name.partition("+")
+        if arch != "trace":
+            run(arch, {} if vllm else None, "trace" in asked)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,9 @@ reads, so a test against it would not notice a wrong mask. These react to every 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -24,6 +22,7 @@ import yaml
 from PIL import Image
 
 from mmrl.config import ModelConfig
+from mmrl.media import open_image
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.policy.tiny import ARCHITECTURES, TinySpec, build_tiny
@@ -40,11 +39,11 @@ __all__ = [
     "album_data",
     "cli",
     "config_file",
-    "file_size_limit",
     "fresh_policy",
     "merge",
     "small_run",
     "picture",
+    "plain_logits",
     "policy",
     "read_jsonl",
     "sample_with",
@@ -108,6 +107,23 @@ def sample_with(pictures: Sequence[str], question: str = "Where is the red circl
     return Sample(f"s{number}", "album", "albums", question, None, tuple(pictures))
 
 
+def plain_logits(p: Policy, model: Any, task: Any, sample: Sample, texts: Sequence[Sequence[int]]) -> Iterator[tuple[Any, Any]]:
+    """By transformers alone, one completion at a time, positions and masks of its own making: the completion's tokens (n,) and the
+    logits (n, vocabulary) they are drawn from, float32."""
+    import torch
+
+    text = p.processor.apply_chat_template(task.messages(sample, p.template), add_generation_prompt=True, tokenize=False)
+    opened = [open_image(path) for path in sample.images]
+    for tokens in texts:
+        inputs = dict(p.processor(text=[text], images=opened or None, return_tensors="pt"))
+        extra, length = torch.tensor([list(tokens)]), inputs["input_ids"].shape[1]
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], extra], 1)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if "mm_token_type_ids" in inputs:
+            inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(extra)], 1)
+        yield extra[0], model(**inputs).logits[0, length - 1:-1].float()
+
+
 def album_data(folder: Path, rows: Sequence[Sequence[str]], name: str = "album") -> str:
     """A jsonl file for the album task, one row per list of picture paths."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,17 +166,6 @@ def config_file(path: Path, tree: Mapping[str, Any]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(dict(tree)), encoding="utf-8")
     return str(path)
-
-
-@contextlib.contextmanager
-def file_size_limit(nbytes: int) -> Iterator[None]:
-    """The kernel refuses larger files: a real OSError (EFBIG) in whatever writes, Python or Rust."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def start_cli(*arguments: str, **options: Any) -> subprocess.Popen[str]:

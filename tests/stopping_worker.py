@@ -13,7 +13,7 @@ from mmrl.config import load_config
 from mmrl.errors import MediaError, MMRLError, RolloutError
 from mmrl.schedule import SerialSchedule
 from mmrl.trainer import Trainer
-from tests.engine_kit import file_size_limit
+from scripts._torture_trust_state import file_size_limit
 
 __all__ = ["stop"]
 

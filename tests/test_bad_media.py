@@ -1,6 +1,8 @@
-"""Broken and odd pictures beside good ones: the run goes on, every bad one is listed, nothing is replaced or lost."""
+"""Broken and odd pictures beside good ones: with data.on_error 'record' the run goes on, every bad one is listed, nothing is
+replaced or lost; with 'raise', the default, the first one ends it."""
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
-from mmrl.config import load_config
+from mmrl.cli.main import app
+from mmrl.config import load_config, merge
+from mmrl.errors import DataError
+from mmrl.sft import run_sft
 from mmrl.trainer import Trainer
 from tests.engine_kit import (
     ARCHITECTURES,
@@ -85,6 +91,7 @@ def run(
     tmp_path: Path, rows: list[list[str]], held: list[list[str]] | None = None, **sections: Any
 ) -> tuple[Path, Trainer]:
     held_file = album_data(tmp_path / "data", held, "held") if held else None
+    sections = merge({"data": {"on_error": "record"}}, sections)
     tree = small_run(tmp_path / "runs", album_data(tmp_path / "data", rows), held_file, **sections)
     trainer = Trainer(load_config(config_file(tmp_path / "c.yaml", tree)))
     trainer.fit()
@@ -115,6 +122,45 @@ def test_training_goes_on_beside_bad_pictures(dynamic: bool, tmp_path: Path) -> 
     assert sum(r["train/groups/kept"] for r in metrics) > 0 and trainer.updater.updates == 6
     assert trainer.schedule.stream.draws + sum(r["train/groups/carried"] for r in metrics) == sum(
         r["train/groups/asked"] for r in metrics)
+
+
+def broken_run(folder: Path, held: bool) -> tuple[str, Path]:
+    """A run whose second picture, of the training or held-out data, lost its end; its configuration and that picture."""
+    folder.mkdir(parents=True)
+    bad = folder / "truncated.png"
+    noise((112, 84)).save(bad)
+    bad.write_bytes(bad.read_bytes()[:-900])
+    good, mixed = [[picture((56, 56), i)] for i in range(2)], [[picture((56, 56))], [str(bad)]]
+    train, heldout = (good, mixed) if held else (mixed, good)
+    tree = small_run(folder / "runs", album_data(folder / "data", train), album_data(folder / "data", heldout, "held"))
+    return config_file(folder / "c.yaml", tree), bad
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_broken_picture_ends_a_run_that_raises_and_it_resumes_once_the_picture_is_mended(held: bool, tmp_path: Path) -> None:
+    config, bad = broken_run(tmp_path / "a", held)
+    ended = CliRunner().invoke(app, ["train", config])
+    assert ended.exit_code == 1, ended.output
+    said = str(ended.exception)  # printed by the program's main()
+    assert isinstance(ended.exception, DataError) and f"sample '{'held' if held else 'album'}-1'" in said
+    assert all(words in said for words in ("broken or missing pixels", "data.on_error=record", "resume"))
+    state = json.loads((tmp_path / "a/runs/run/run.json").read_text())
+    assert state["status"] == "failed" and "truncated.png" in str(state["error"])
+    noise((112, 84)).save(bad)
+    again = CliRunner().invoke(app, ["train", config, "--resume"])
+    assert again.exit_code == 0, again.output
+
+
+def test_a_warm_start_and_an_evaluation_end_at_a_broken_picture_too(tmp_path: Path) -> None:
+    config, _ = broken_run(tmp_path / "a", held=False)
+    settings = load_config(config)
+    with pytest.raises(DataError, match=r"sample 'album-1'.*data\.on_error=record"):
+        run_sft(policy(), settings)
+    data = settings.data.train[0]
+    for on_error, status in (("raise", 1), ("record", 0)):
+        done = CliRunner().invoke(app, ["eval", settings.model.path, "--task", data.task, "--data", data.path, "--config", config,
+                                        "--out", str(tmp_path / on_error), f"data.on_error={on_error}", "--samples", "1"])
+        assert done.exit_code == status, done.output
 
 
 def test_bad_held_out_pictures_stay_in_the_denominator(tmp_path: Path) -> None:
@@ -155,7 +201,7 @@ def test_real_task_with_a_broken_picture_among_generated_scenes(tmp_path: Path) 
     data = Path(make_scenes(tmp_path / "scenes", 6, seed=0))
     broken = data.parent / "images" / "scene-0-000002.png"
     broken.write_bytes(broken.read_bytes()[:500])
-    tree = small_run(tmp_path / "runs", str(data), data={"train": [{"task": "grounding", "path": str(data)}]})
+    tree = small_run(tmp_path / "runs", str(data), data={"train": [{"task": "grounding", "path": str(data)}], "on_error": "record"})
     Trainer(load_config(config_file(tmp_path / "c.yaml", tree))).fit()
     failures = read_jsonl(tmp_path / "runs/run/failures.jsonl")
     assert failures and {f["id"] for f in failures} == {"scene-0-000002"}

@@ -12,7 +12,7 @@ from mmrl.pipeline import PipelineSettings
 from robotics.trainer import EmbodiedTrainer
 from scripts import _bench
 from scripts._costed import CostedTrainer, Costs, config_of, run
-from scripts.bench_schedule import SYSTEMS
+from scripts.bench_schedule import SYSTEMS, kept_rows
 
 FREE = Costs(0.0, 0.0, 0.0, groups=2, members=2, decisions=1, slots=2, workers=1)
 
@@ -35,6 +35,15 @@ def test_every_measured_system_is_one_that_a_configuration_gives(tmp_path: Path)
         for row in recorded:
             assert row["systems"][name]["executor"] == dataclasses.asdict(made), f"{name} was measured otherwise: record it again"
     assert all(row["systems"].keys() == SYSTEMS.keys() for row in recorded)
+
+
+def test_rows_of_another_machine_or_another_script_are_not_kept() -> None:
+    here = {"cpu": "a", "cores": 2, "memory_gib": 8.0, "load_1min": 0.1}
+    rows = {"tiny": {"systems": {"serial": {}, "streaming": {}}}, "old": {"systems": {"serial": {}, "stage_overlap": {}}}}
+    assert list(kept_rows({"machine": here, "real": rows}, {**here, "load_1min": 9.0}, ("serial", "streaming"))) == ["tiny"]
+    for other in ({"cpu": "b"}, {"cores": 4}, {"memory_gib": 16.0}):
+        assert kept_rows({"machine": {**here, **other}, "real": rows}, here, ("serial", "streaming")) == {}
+    assert kept_rows({"machine": {}}, here, ("serial",)) == {}
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from scripts import _bench, bench_engines, bench_tgrpo
 from tests.engine_kit import ENVIRONMENT, REPO
 
 SCRIPTS = sorted(path.stem for path in (REPO / "scripts").glob("bench_*.py"))
+HEAVY = ("bench_gpu", "bench_vllm_gap")  # import models or vLLM before they read their arguments
 
 
 def start(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,7 +24,7 @@ def start(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
                           capture_output=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in HEAVY else n for n in SCRIPTS])
 def test_a_benchmark_explains_itself(name: str) -> None:
     done = start(name, "--help")
     assert done.returncode == 0, done.stderr

@@ -22,12 +22,12 @@ from mmrl.config import load_config
 from mmrl.errors import CheckpointError
 from mmrl.optim import build_optimizer
 from mmrl.trainer import Trainer
+from scripts._torture_trust_state import file_size_limit
 from tests.engine_kit import (
     ENVIRONMENT,
     REPO,
     album_data,
     config_file,
-    file_size_limit,
     fresh_policy,
     picture,
     read_jsonl,
@@ -182,7 +182,9 @@ def test_full_disk(small_disk: Path) -> None:
 SAVE_FOREVER = """
 import os
 import sys
+import threading
 from pathlib import Path
+from tqdm import tqdm
 from mmrl.checkpoint import Checkpoints
 from mmrl.config import ModelConfig, load_config
 from mmrl.optim import build_optimizer
@@ -193,6 +195,8 @@ optimizer = build_optimizer(p.trainable(), load_config().optim)
 for _, parameter in p.trainable():
     parameter.grad = parameter.detach().clone()
 optimizer.step()
+tqdm.set_lock(threading.RLock())  # its own is shared by forked processes: one killed while holding it would stop all after it
+tqdm.monitor_interval = 0
 for _ in sys.stdin:  # a process for every line: importing takes longer than all that is killed
     if (child := os.fork()) == 0:
         checkpoints = Checkpoints(Path(sys.argv[2]), keep_last=2)

@@ -218,7 +218,6 @@ def test_the_command_prints_a_table_and_its_status_says_whether_all_is_well(brok
     assert all(word in bad.output for word in ("failed", "expected", "found", "mend", "image items"))
 
 
-@pytest.mark.slow
 def coco_file(folder: Path) -> Path:
     """Two pictures with boxes whose wrong answers touch the right ones by rounding: an IoU of 2e-18 and 3e-17."""
     boxes = [((442, 110), [91.46, 11.16, 20.03, 15.46]), ((171, 200), [38.69, 113.8, 42.89, 7.22])]
@@ -240,14 +239,15 @@ def test_a_wrong_box_that_touches_by_rounding_is_wrong_enough(tiny: str, tmp_pat
 def test_rows_are_sent_to_another_task_only_where_its_answers_look_alike(tmp_path: Path) -> None:
     from tasks.readers import read_any
 
-    with pytest.raises(ConfigError, match=r"holds task detection, found task grounding.*written anew") as caught:
-        read_any(coco_file(tmp_path), task="grounding")
+    with pytest.raises(ConfigError, match=r"holds task detection, found task choice.*written anew") as caught:
+        read_any(coco_file(tmp_path), task="choice")
     assert "types" not in str(caught.value)
     (tmp_path / "page_ocr.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"holds task ocr, found task chart.*reader\.types=\{'ocr': 'chart'\}"):
         read_any(tmp_path / "page_ocr.json", "pageocr", task="chart")
 
 
+@pytest.mark.slow
 def test_a_configuration_sets_model_prompt_pixels_limits_and_parameters(tiny: str, tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "scenes", count=3, seed=0)
     plain = check_task("grounding", data, model=tiny, out=tmp_path / "plain")

@@ -115,6 +115,7 @@ def test_batch_scale_is_what_verl_computes_for_reinforce_plus_plus_baseline() ->
         assert found[g.key] == pytest.approx(expected, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_batch_rewards_scale_is_trls_batch() -> None:
     """TRL's own lines, on the same rewards."""
     _torchvision_cpu.install()  # TRL imports torchvision, which beside a CPU torch needs help

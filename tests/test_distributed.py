@@ -118,7 +118,7 @@ def make(tmp_path: Path, kind: str) -> dict[str, Any]:
         broken = album_data(tmp_path / "data", [[str(tmp_path / f"missing-{i}.png")] for i in range(3)], "broken")
         sources += [{"task": ALBUM, "path": flat, "params": {"value": 0.0}, "weight": 0.5},
                     {"task": ALBUM, "path": broken, "weight": 0.3}]
-    return small_run(tmp_path / "runs", sources[0]["path"], held, data={"train": sources},
+    return small_run(tmp_path / "runs", sources[0]["path"], held, data={"train": sources, "on_error": "record"},
                      train={"steps": 3, "prompts_per_step": 5}, optim={"lr": 0.001}, eval={"every": 3})
 
 

@@ -1,6 +1,7 @@
 """eval.views: each sample that a view changes is asked again, and the paired gap is that of its rows."""
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from mmrl.config import load_config
 from mmrl.errors import ConfigError
 from mmrl.eval_views import view_gaps
 from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, write_evaluation
+from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.scoring import Scorer
 from mmrl.stats import paired_gain
@@ -17,7 +19,11 @@ from mmrl.views import VIEWS
 from tests.clip_kit import broken_clip, cached_policy, clip_sample, loaded, make_clip
 from tests.engine_kit import picture, read_jsonl
 
-POLICY = cached_policy(None)
+
+@functools.lru_cache
+def shared_policy() -> Policy:
+    """One for all tests; made when the first asks for it, not when the file is read."""
+    return cached_policy(None)
 
 
 def run(folder: Path, views: tuple[str, ...], *, greedy: bool = True, samples: int = 2, seed: int = 0) -> Evaluation:
@@ -26,7 +32,7 @@ def run(folder: Path, views: tuple[str, ...], *, greedy: bool = True, samples: i
                     clip_sample(2, images=[picture((112, 84))]), clip_sample(3), clip_sample(4, make_clip(folder, "one", 1)),
                     clip_sample(5, broken_clip(folder)))
     with Scorer([], [source.task], workers=0) as scorer:
-        return evaluate(POLICY, PrefillOnceEngine(POLICY), scorer, [source], EvalSettings(
+        return evaluate(shared_policy(), PrefillOnceEngine(shared_policy()), scorer, [source], EvalSettings(
             SamplingSettings(max_new_tokens=8), samples, seed, greedy=greedy, views=views))
 
 

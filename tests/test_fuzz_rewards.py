@@ -43,8 +43,8 @@ def test_every_task_preset_and_mode_is_a_case() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(all_cases()), ids=lambda c: c.name)
-def test_a_thousand_inputs_find_nothing(case: RewardCase) -> None:
-    wanted = 400 if case.task == "math" else 1000
+def test_hundreds_of_inputs_find_nothing(case: RewardCase) -> None:
+    wanted = 1000 if case.name == case.task != "math" else 400  # presets share most of a task's code; the script tries 200,000
     found = Fuzzer(case, seed=2).run(wanted)
     found.kinds.pop("slow", None)  # measured by the script on a quiet machine, not by a test
     assert not found.kinds, found.shown[:3]
@@ -60,6 +60,7 @@ def test_planted_holes_are_found(name: str, kind: str, tmp_path: Path) -> None:
     assert any(shown["kind"] == kind for shown in found.shown)
 
 
+@pytest.mark.slow
 def test_a_value_outside_its_range_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Grounding.score
 

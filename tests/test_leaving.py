@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine_kit import ENVIRONMENT, REPO
+from tests.fast_kit import first_fast
 
 # Forked, so that torch is imported once: two processes end while a thread of gloo's is about to run a Python callback of rank 0.
 _PENDING = """
@@ -59,7 +60,7 @@ def test_a_launched_process_is_not_aborted_by_a_thread_of_its_process_group(tmp_
 @pytest.mark.parametrize(("ending", "status", "said"), [
     ("pass", 0, ""), ("sys.exit(143)", 143, ""), ("sys.exit('no')", 1, "no"), ("raise MMRLError('mend it')", 2, "error: mend it"),
     ("raise KeyError('x')", 1, "KeyError: 'x'"), ("raise KeyboardInterrupt", 130, "interrupted")])
-@pytest.mark.parametrize("launched", [True, False])
+@pytest.mark.parametrize("launched", first_fast([True, False]))
 def test_the_status_and_what_is_owed_at_the_end_are_pythons_own(ending: str, status: int, said: str, launched: bool,
                                                                 tmp_path: Path) -> None:
     code = ("import atexit, sys, threading, time\nimport mmrl.cli.main as command\nfrom mmrl.errors import MMRLError\n"

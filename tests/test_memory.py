@@ -28,6 +28,7 @@ from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.shapes import config_of, meta_model, shape_config
 from tests.engine_kit import REPO, config_file, small_run
+from tests.fast_kit import first_fast
 
 GIB = 2**30
 SIZES = {"P": 300, "C": 64, "G": 4, "M": 3}
@@ -158,9 +159,9 @@ def activations(p: Policy, run: RunConfig, micro: Micro, attn: str, *, checkpoin
 
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize(("arch", "variant", "attn"), [
-    *(("qwen2_5_vl", "frozen", attn) for attn in ATTENTIONS), ("qwen2_vl", "lora", "flash_attention_2"),
-    ("qwen3_vl", "lora", "flex"),
-    *(("qwen3_vl", variant, "sdpa") for variant in ("fp32", "frozen", "lora")), ("qwen3_vl", "fp32", "eager")])
+    ("qwen2_vl", "lora", "flash_attention_2"), *first_fast([("qwen3_vl", name, "sdpa") for name in ("fp32", "frozen", "lora")]),
+    *first_fast([*(("qwen2_5_vl", "frozen", attn) for attn in ATTENTIONS), ("qwen3_vl", "lora", "flex"),
+                 ("qwen3_vl", "fp32", "eager")])])
 def test_kept_activations_are_within_a_tenth(arch: str, variant: str, attn: str, folders: Any) -> None:
     run = run_of(folders(arch), {**VARIANTS[variant], "gradient_checkpointing": False})
     p = load_policy(run.model)
@@ -184,7 +185,7 @@ def allocated_peak(function: Any) -> int:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
-@pytest.mark.parametrize("variant", ["frozen", "lora"])
+@pytest.mark.parametrize("variant", first_fast(["lora", "frozen"]))
 def test_peak_of_an_update_is_within_a_third(variant: str, checkpointing: bool, folders: Any) -> None:
     run = run_of(folders("qwen2_5_vl"), {**VARIANTS[variant], "gradient_checkpointing": checkpointing})
     p = load_policy(run.model)
@@ -246,6 +247,7 @@ def test_vllm_leaves_the_whole_copy_in_the_main_process_host_memory() -> None:
     assert "GiB of host memory in the main process" in sampled.line() and "host memory" not in own.line()
 
 
+@pytest.mark.slow
 def test_embodied_runs_are_pipelined_in_several_processes() -> None:
     file = REPO / "configs" / "libero.yaml"
     config = run_config(file, [])

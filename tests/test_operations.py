@@ -23,6 +23,7 @@ from mmrl.operations.prometheus import ALARMS, RunCollector, metric_name, metric
 from mmrl.operations.restart import resumes
 from mmrl.world import World
 from tests.engine_kit import ENVIRONMENT, REPO
+from tests.fast_kit import first_fast
 
 HOLD = """
 import sys, time
@@ -229,6 +230,7 @@ except Interrupted as stop:
 """
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_delivered_twice_is_one_request() -> None:
     """As under torchrun where the manager signals the whole tree."""
     process = subprocess.Popen([sys.executable, "-c", TWICE], cwd=REPO, env=ENVIRONMENT, text=True, stdin=subprocess.PIPE,
@@ -256,7 +258,7 @@ with Interrupts(float(sys.argv[1]), lambda name: print("abandoned", name, flush=
 """
 
 
-@pytest.mark.parametrize(("second", "repeat_s"), [(None, 10), (signal.SIGINT, 600), (signal.SIGUSR1, 0.1)],
+@pytest.mark.parametrize(("second", "repeat_s"), first_fast([(None, 10), (signal.SIGINT, 600), (signal.SIGUSR1, 0.1)]),
                          ids=["the grace period ends", "SIGINT comes", "a second request comes later"])
 def test_a_step_that_hangs_is_given_up_with_its_children(second: signal.Signals | None, repeat_s: float) -> None:
     import psutil

@@ -174,6 +174,7 @@ def test_shared_modules_are_never_used_by_both_at_once() -> None:
 # async: bound, no starvation, no bias
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(bound=st.integers(1, 3), speed_seed=st.integers(0, 10**6), slots=st.integers(2, 12), stages=st.integers(1, 2),
        places=st.integers(1, 7), members=st.integers(1, 4), shared=st.booleans())

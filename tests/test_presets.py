@@ -15,6 +15,7 @@ from scripts.estimate_presets import rows_of
 from tests.engine_kit import REPO
 
 
+@pytest.mark.slow
 def test_every_preset_fits_with_every_recipe_and_is_the_recorded_one() -> None:
     recorded = json.loads((REPO / "assets" / "results" / "presets.json").read_text())["presets"]
     found = [row for name in preset_names() for row in rows_of(name)]

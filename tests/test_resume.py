@@ -39,7 +39,7 @@ def make(tmp_path: Path, name: str, **sections: Any) -> Any:
     train = [{"task": ALBUM, "path": album_data(tmp_path / "data", rows)},
              {"task": ALBUM, "path": flat, "params": {"value": 0.0}, "weight": 0.6}]
     sections = {"algorithm": {"epochs": 2}, "optim": {"lr": 0.005, "schedule": "cosine", "warmup_steps": 2}, **sections}
-    tree = small_run(tmp_path / "runs", train[0]["path"], held, name=name, data={"train": train}, **{
+    tree = small_run(tmp_path / "runs", train[0]["path"], held, name=name, data={"train": train, "on_error": "record"}, **{
         "train": {"steps": 5, "prompts_per_step": 4, "keep_last": 9}, "eval": {"every": 2}, **sections})
     return load_config(config_file(tmp_path / f"{name}.yaml", tree))
 

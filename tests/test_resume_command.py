@@ -17,6 +17,7 @@ from mmrl.identity import extension_notes
 from mmrl.trainer import Trainer
 from scripts.torture_resume import differences
 from tests.engine_kit import REPO, album_data, config_file, picture, read_jsonl, small_run
+from tests.launch_kit import run_here
 
 pytestmark = pytest.mark.slow
 
@@ -86,21 +87,16 @@ def test_a_run_that_was_moved_is_resumed_from_anywhere_by_one_short_line(tmp_pat
     """Relative paths in its configuration are those of the folder it was started from."""
     config = make(tmp_path, "begun", 2)
     relative = [f"data.train.0.path={os.path.relpath(config.data.train[0].path, tmp_path)}", "dir=runs"]
-    environment = {**os.environ, "PYTHONPATH": str(REPO)}
-
-    def command(folder: Path, *arguments: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "mmrl.cli.main", *arguments], cwd=folder, env=environment, text=True,
-                              capture_output=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
-    command(tmp_path, "train", str(tmp_path / "begun.yaml"), "--quiet", *relative)
+    begun = run_here("mmrl.cli.main", "train", str(tmp_path / "begun.yaml"), "--quiet", *relative, cwd=tmp_path)
+    assert begun.returncode == 0, begun.stderr
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "runs" / "begun").rename(tmp_path / "elsewhere" / "renamed")
-    said = command(Path("/"), "resume", str(tmp_path / "elsewhere" / "renamed"), "train.steps=+1", "eval.samples=0",
-                   "eval.best_metric=null", "--trust-code")
     run = tmp_path / "elsewhere" / "renamed"
-    assert f"in {tmp_path}" in said and [r["step"] for r in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3]
+    command = ["resume", str(run), "train.steps=+1", "eval.samples=0", "eval.best_metric=null", "--trust-code"]
+    done = subprocess.run([sys.executable, "-m", "mmrl.cli.main", *command], cwd="/", env={**os.environ, "PYTHONPATH": str(REPO)},
+                          text=True, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"in {tmp_path}" in done.stderr and [r["step"] for r in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3]
     assert not (tmp_path / "runs" / "begun").exists() and (run / "checkpoints" / "step_000003").is_dir()
 
 

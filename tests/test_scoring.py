@@ -13,6 +13,7 @@ from mmrl.errors import RewardError
 from mmrl.registry import task_from_spec
 from mmrl.scoring import ScoreJob, Scorer, is_reward_failure
 from mmrl.types import RewardContext, Sample, Score
+from tests.fast_kit import first_fast
 
 HOSTILE = '''
 """A task whose reward does what the completion says."""
@@ -117,6 +118,7 @@ def test_rewards_that_hang_or_die_are_recorded_and_harm_no_other(spec: str, work
         check(GOOD, s.score(jobs(GOOD)), {})  # and it goes on working
 
 
+@pytest.mark.slow
 def test_a_busy_loop_alone_in_a_batch_is_ended(spec: str) -> None:
     with scorer(spec, 1, timeout_s=1.0) as s:
         check(["loop"], s.score(jobs(["loop"])), {"loop": "reward_timeout"})
@@ -151,6 +153,7 @@ def test_a_score_that_cannot_be_sent_is_a_recorded_failure(spec: str) -> None:
     assert "cannot be sent between processes" in (bad.reason or "") and good.value == 0.5
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_while_idle_is_replaced(spec: str) -> None:
     with scorer(spec, 1) as s:
         check(GOOD, s.score(jobs(GOOD)), {})
@@ -222,7 +225,7 @@ def groups(*texts: list[str]) -> list[list[ScoreJob]]:
     return [[ScoreJob(0, Sample(f"g{g}", "grouped", "s", "q", None), t, CONTEXT) for t in row] for g, row in enumerate(texts)]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", first_fast([1, 0, 2]))
 def test_scores_in_a_group_see_all_of_their_own_group_and_no_other(grouped: str, workers: int) -> None:
     with scorer(grouped, workers) as s:
         found = s.score_groups(groups(["0.1", "0.9", "0.5", "0.9"], ["0.3"], [], ["0.2", "raise alone", "0.0"]))
@@ -236,7 +239,7 @@ def test_a_task_that_needs_no_group_is_not_asked(grouped: str) -> None:
         assert [[x.value for x in row] for row in s.score_groups(jobs_of_groups)] == [[0.1, 0.5], [1.0]]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", first_fast([0, 1]))
 def test_failures_in_a_group_are_recorded_and_harm_no_other(grouped: str, workers: int) -> None:
     texts = ["0.1", "raise together", "leave range", "0.9"] + (["hang together", "die together"] if workers else [])
     reasons = {"raise together": "KeyError: 'together'", "leave range": "found 7.0",

@@ -79,7 +79,7 @@ def with_missing(tmp_path: Path, missing: int, rows: int = 6, **train: Any) -> A
     """A run over `rows` prompts, the last `missing` of which have a picture that is not there."""
     pictures = [[picture((56, 56), i)] if i < rows - missing else [str(tmp_path / f"gone-{i}.png")] for i in range(rows)]
     tree = small_run(tmp_path / "runs", album_data(tmp_path / "data", pictures),
-                     train={"steps": 1, "prompts_per_step": rows, **train})
+                     train={"steps": 1, "prompts_per_step": rows, **train}, data={"on_error": "record"})
     return load_config(config_file(tmp_path / "c.yaml", tree))
 
 
@@ -126,7 +126,7 @@ def test_media_workers_change_nothing_but_who_decodes(tmp_path: Path) -> None:
         cache = tmp_path / f"cache{workers}"
         c = RunConfig.model_validate(small_run(
             tmp_path / "runs", "", train={"steps": 4, "prompts_per_step": 5},
-            data={"train": [{"task": "choice", "path": str(tmp_path / "rows.jsonl")}], "workers": workers,
+            data={"train": [{"task": "choice", "path": str(tmp_path / "rows.jsonl")}], "workers": workers, "on_error": "record",
                   "cache": {"dir": str(cache)}, "video": VIDEO.model_dump()}))
         p, seen = cached_policy(cache, ()), list[Any]()
         run_sft(p, c, lambda step, m, seen=seen: seen.append({k: v for k, v in m.items() if k != "seconds"}))

@@ -31,7 +31,8 @@ def mixed(folder: Path, broken: tuple[int, ...], **sections: Any) -> str:
     `broken` have a picture that is not there."""
     folder.mkdir()
     tree = small_run(folder, str(folder / "rows.jsonl"), train={"steps": 2, "prompts_per_step": PLACES, "token_budget": 80},
-                     optim={"lr": 0.001}, data={"video": VIDEO.model_dump()}, schedule={"kind": "pipelined"}, **sections)
+                     optim={"lr": 0.001}, data={"video": VIDEO.model_dump(), "on_error": "record"},
+                     schedule={"kind": "pipelined"}, **sections)
     rows = [{"id": f"m{i}", "question": f"What is {i}?", "images": [], "videos": []} for i in range(PLACES)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     stream = PromptStream(load_sources(RunConfig.model_validate(tree).data.train), tree["seed"])

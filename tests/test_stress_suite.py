@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,9 @@ def test_it_is_skipped():
 def test_a_run_says_what_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")
     with stress_suite.load(2):
-        busy = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _command(p) == stress_suite._BUSY]
+        end = time.monotonic() + 60  # a process that has just begun its program may not show its command yet
+        while len(busy := _busy()) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
         assert len(busy) >= 2
         found = stress_suite.run([str(tmp_path), "--rootdir", str(tmp_path), "-c", os.devnull], 1, 300)
     assert (found["passed"], found["skipped"], found["status"]) == (1, 1, 1), found["output"]
@@ -36,6 +39,17 @@ def test_a_run_says_what_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert not any(_alive(pid) and _parent(pid) == os.getpid() for pid in busy)
     late = stress_suite.run([str(tmp_path)], 1, 0.2)
     assert late["status"] == -1 and "no end within 0.2 s" in late["output"]
+
+
+def test_the_record_counts_green_runs_since_the_last_red_one() -> None:
+    red, green = {"status": 1, "output": "E"}, {"status": 0, "output": ""}
+    assert stress_suite.joined([], [green, red])["green_in_a_row"] == 0
+    found = stress_suite.joined([{"status": 1}, {"status": 0}], [green, green])
+    assert found == {"green_in_a_row": 3, "runs": [{"status": 1}] + 3 * [{"status": 0}]}
+
+
+def _busy() -> list[int]:
+    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _command(p) == stress_suite._BUSY]
 
 
 def _command(process: Path) -> str:

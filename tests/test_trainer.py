@@ -130,6 +130,7 @@ def test_a_run_through_the_command_line_writes_everything(
     assert "train.steps" not in changed, "a run may become longer"
 
 
+@pytest.mark.slow
 def test_run_folder_is_refused_continued_or_replaced(tmp_path: Path, data: tuple[str, str]) -> None:
     first, rows = train(tmp_path, data)
     with pytest.raises(ConfigError, match=r"--resume.*--overwrite"):

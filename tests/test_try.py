@@ -1,6 +1,7 @@
 """`mmrl try` and real runs in which nothing is learned: the tiny model is asked in a format that it does not know."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -142,3 +143,21 @@ def test_robots_are_tried_too(tmp_path: Path) -> None:
     assert trial.row["train/episodes"] >= 4 and trial.timing.run[1] > 0
     assert bool(trial.dead) == (trial.row["train/groups/trained"] == 0)
     assert len(read_jsonl(tmp_path / "try" / "rollouts" / "step_000001.jsonl")) >= 2
+
+
+def test_what_native_would_have_read_is_told(tmp_path: Path) -> None:
+    """Levels by the run's own task: read as it is, in a dialect, not at all."""
+    from mmrl.data import LoadedSource
+    from mmrl.registry import task_from_spec
+    from mmrl.trial import _levels
+    from mmrl.types import Sample
+
+    task = task_from_spec("numeric", {"answer_format": "bare"})
+    sample = Sample("1", "numeric", "s", "q", 5, ("a.png",))
+    source = LoadedSource.__new__(LoadedSource)
+    object.__setattr__(source, "samples", [sample])
+    object.__setattr__(source, "task", task)
+    rows = [{"sample": dataclasses.asdict(sample), "text": text, "step": 1, "total_steps": 1, "image_sizes": [], "frame": "rel1000",
+             "stop": "eos", "num_tokens": 3, "max_tokens": 9, "score": {"parsed": text == "5"}}
+            for text in ("5", "5 apples", "5 or 6")]
+    assert dict(_levels(rows, [source])) == {"read": 1, "native": 1, "unread": 1}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mmrl.media import Orientation
 from mmrl.types import ImageSize, VideoSize
 from video.sampling import FrameSampling
 
@@ -68,6 +69,7 @@ class Visual:
     sample_fps: float = 0.0
     sampling: FrameSampling | None = None
     change: Change = Change()
+    orientation: Orientation = "displayed"  # of a picture, see mmrl.media
 
     @property
     def size(self) -> ImageSize | VideoSize:

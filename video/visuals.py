@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import CacheError, ConfigError, MediaError, MismatchError
-from mmrl.media import image_size, open_image
+from mmrl.media import Orientation, image_size, open_image
 from video.budget import frame_pixels, smart_resize
 from video.decode import measure, read_clip
 from video.memory import Memory
@@ -148,9 +148,9 @@ class VisualCache:
 
     # references
 
-    def image(self, path: str) -> Visual:
-        """The picture at `path`. Raises MediaError."""
-        return self._reference("image", path, None)
+    def image(self, path: str, overrides: Mapping[str, Any] | None = None) -> Visual:
+        """The picture at `path`; `overrides` may hold its orientation (mmrl.media). Raises MediaError."""
+        return self._reference("image", path, None, (overrides or {}).get("orientation", "displayed"))
 
     def frame(self, rgb_HWC: Any) -> Frame:
         """A reference to a picture in memory, uint8 (H, W, 3); the same pixels always give an equal one. Raises MediaError."""
@@ -173,24 +173,25 @@ class VisualCache:
         sampling = FrameSampling.from_mapping(overrides, self.settings.sampling) if overrides else self.settings.sampling
         return self._reference("video", path, sampling)
 
-    def _key(self, kind: str, path: str, sampling: FrameSampling | None, content: str) -> str:
-        part = {"kind": kind, "content": content, "processor": self._fingerprint(kind), "schema": SCHEMA}
+    def _key(self, kind: str, path: str, sampling: FrameSampling | None, content: str, orientation: Orientation) -> str:
+        turn = {} if orientation == "displayed" else {"orientation": orientation}
+        part = {"kind": kind, "content": content, "processor": self._fingerprint(kind), "schema": SCHEMA, **turn}
         if sampling is None:
             return make_key(**part, options=json.dumps(self.image_options, sort_keys=True))
         layout = self.codec(kind).layout
         bounds = self.settings.bounds(layout.patch * layout.merge)
         return make_key(**part, sampling=sampling.key(), bounds=list(bounds), decoder=self.settings.decoder)
 
-    def _reference(self, kind: str, path: str, sampling: FrameSampling | None) -> Visual:
+    def _reference(self, kind: str, path: str, sampling: FrameSampling | None, orientation: Orientation = "displayed") -> Visual:
         if sampling is None and not os.path.isfile(path):  # said by the reader, with its mend
             open_image(path)
         elif sampling is not None and not os.path.exists(path):
             read_clip(path, sampling)
         for attempt in (1, 2):
             content = content_digest(path, self.store)
-            key = self._key(kind, path, sampling, content)
+            key = self._key(kind, path, sampling, content, orientation)
             try:
-                meta = self._packed(key, kind, path, sampling, content).meta
+                meta = self._packed(key, kind, path, sampling, content, orientation).meta
                 break
             except CacheError as err:  # edited while it was read: once more, as what it is now
                 if attempt == 2:
@@ -200,11 +201,13 @@ class VisualCache:
         t, h, w = meta["grid_thw"]
         return Visual(kind, path, key, content, meta["digest"], (t, h, w), t * h * w // self.codec(kind).layout.merge**2,
                       tuple(meta["orig_wh"]), tuple(meta["resized_wh"]), meta.get("frames", 1),
-                      tuple(meta.get("timestamps_s", ())), meta.get("duration_s", 0.0), meta.get("sample_fps", 0.0), sampling)
+                      tuple(meta.get("timestamps_s", ())), meta.get("duration_s", 0.0), meta.get("sample_fps", 0.0), sampling,
+                      orientation=orientation)
 
     # level 1
 
-    def _packed(self, key: str, kind: str, path: str, sampling: FrameSampling | None, content: str) -> _Packed:
+    def _packed(self, key: str, kind: str, path: str, sampling: FrameSampling | None, content: str,
+                orientation: Orientation) -> _Packed:
         if (found := self._leased.get(key) or self._pixels.get(key)) is not None:
             self.stats.recalled += 1
             return found
@@ -212,7 +215,7 @@ class VisualCache:
 
         def build() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             self.stats.built += 1
-            return self._build_image(path) if sampling is None else self._build_video(path, sampling)
+            return self._build_image(path, orientation) if sampling is None else self._build_video(path, sampling)
 
         if self.store is None:
             tensors, meta = build()
@@ -225,8 +228,11 @@ class VisualCache:
         self._pixels.put(key, packed, packed.nbytes, packed.entry is not None and packed.entry.cached)
         return packed
 
-    def _build_image(self, path: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        picture = open_image(path)
+    def _packed_of(self, visual: Visual) -> _Packed:
+        return self._packed(visual.key, visual.kind, visual.path, visual.sampling, visual.content, visual.orientation)
+
+    def _build_image(self, path: str, orientation: Orientation) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        picture = open_image(path, orientation=orientation)
         out = self.processor.image_processor(images=[picture], return_tensors="pt", **self.image_options)
         packed = self.codec("image").pack(out["pixel_values"])
         grid = [int(x) for x in out["image_grid_thw"][0]]
@@ -269,7 +275,7 @@ class VisualCache:
         """(pixels to decode, tokens to come) of a picture or clip, from its header and packets. Raises MediaError, ConfigError."""
         layout = self.codec(kind).layout
         if kind == "image":
-            width, height = image_size(path)
+            width, height = image_size(path, (overrides or {}).get("orientation", "displayed"))
             patches = self.processor.image_processor.get_number_of_image_patches(height, width, self.image_options)
             return width * height, patches // layout.merge**2
         sampling = FrameSampling.from_mapping(overrides, self.settings.sampling) if overrides else self.settings.sampling
@@ -297,7 +303,7 @@ class VisualCache:
         if isinstance(visual, Frame):
             assert visual.packed is not None
             return visual.packed
-        packed = self._packed(visual.key, visual.kind, visual.path, visual.sampling, visual.content)
+        packed = self._packed_of(visual)
         _same(visual, packed)
         return packed.tensor
 
@@ -387,7 +393,7 @@ class VisualCache:
             if place is not None and features is not None:
                 self._leased[place] = (features, self._features.get(place))
             else:
-                packed = self._packed(visual.key, visual.kind, visual.path, visual.sampling, visual.content)
+                packed = self._packed_of(visual)
                 _same(visual, packed)
                 self._leased[visual.key] = packed
 

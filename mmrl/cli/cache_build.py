@@ -38,8 +38,8 @@ def build_command(config: Path, overrides: list[str], workers: int | None, featu
     from mmrl.data import load_sources
 
     data = settings.data
-    sources = [*load_sources(data.train, on_error=data.on_error, where="data.train"),
-               *load_sources(data.eval, on_error=data.on_error, where="data.eval")]
+    sources = [source for configs, where in ((data.train, "data.train"), (data.eval, "data.eval"))
+               for source in load_sources(configs, on_error=data.on_error, orientation=data.image.orientation, where=where)]
     print_skipped(sources)
     if features:
         settings.data.cache.features = True
@@ -148,7 +148,8 @@ class _Builder:
         assert policy is not None
         tower = policy.tower()
         assert tower is not None, "nothing is trained here"
-        visual = visuals.image(media.path) if media.kind == "image" else visuals.video(media.path, media.overrides)
+        refer = visuals.image if media.kind == "image" else visuals.video
+        visual = refer(media.path, media.overrides)
         before = visuals.stats.encoded
         visuals.features([visual], tower, policy.device)
         self.features["built" if visuals.stats.encoded > before else "present"] += 1

@@ -62,18 +62,34 @@ def _taught(base: RunConfig, task: str) -> dict[str, Any]:
     if known is not None:
         return dict(known.params)
     mixed = next((s for s in sources if s.task == "mixed"), None)
-    members = mixed.params.get("tasks", {}) if mixed is not None else {}
-    return {**mixed.params.get("shared", {}), **members.get(task, {})} if mixed is not None else {}
+    if mixed is None:
+        return {}
+    members = _mapping(mixed.params, "tasks")
+    return {**_mapping(mixed.params, "shared"), **_mapping(members, task)}
+
+
+def _mapping(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Of the parameters that a checkpoint has for task mixed. Raises ConfigError."""
+    found = params.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"expected parameters of task mixed in the checkpoint's settings, found {name}: {str(found)[:80]}; give "
+                          "the run's configuration with --config")
+    return found
 
 
 def print_skipped(sources: Sequence[LoadedSource]) -> None:
-    """One line per source whose reader left rows out, on request (counted by reason) or because they are broken."""
+    """One line per source whose reader left rows out, on request (counted by reason) or because they are broken; one more where
+    rows that are used were adjusted."""
+    from mmrl.data import note_lines
+
     for source in sources:
         if source.skipped:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(source.skipped.items()))
             typer.echo(f"{source.config.path}: {sum(source.skipped.values()):,} rows left out: {reasons}")
         if source.rejected:
             typer.echo(f"{source.config.path}: {len(source.rejected):,} rows rejected (rejected.jsonl)")
+    for line in note_lines(sources):
+        typer.echo(line)
 
 
 def _evaluate(policy: Policy, config: RunConfig, sources: Sequence[LoadedSource], samples: int, folder: Path,
@@ -85,7 +101,8 @@ def _evaluate(policy: Policy, config: RunConfig, sources: Sequence[LoadedSource]
     from mmrl.schedule import sampling_settings
     from mmrl.scoring import Scorer
 
-    settings = EvalSettings(sampling_settings(config), samples, config.seed, None, protocol={**protocol_of(config), **protocol},
+    settings = EvalSettings(sampling_settings(config), samples, config.seed, None, on_error=config.data.on_error,
+                            protocol={**protocol_of(config), **protocol},
                             views=tuple(config.eval.views))
     with Scorer([(s.config.task, dict(s.config.params)) for s in sources], [s.task for s in sources],
                 workers=config.reward.workers, timeout_s=config.reward.timeout_s) as scorer:
@@ -97,8 +114,10 @@ def _evaluate(policy: Policy, config: RunConfig, sources: Sequence[LoadedSource]
 
 
 def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None, config: Path | None,
-                 overrides: list[str], samples: int, limit: int | None, trust_code: bool = False) -> None:
-    """Evaluate one checkpoint on data files with one task, by default with the settings it was trained with.
+                 overrides: list[str], samples: int, limit: int | None, trust_code: bool = False,
+                 answers: str | None = None) -> None:
+    """Evaluate one checkpoint on data files with one task, by default with the settings it was trained with. `answers` goes over
+    the task's parameter of that name.
 
     Exits with status 1 when an official scorer failed.
     """
@@ -110,11 +129,14 @@ def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None,
     from mmrl.policy.loading import load_policy
     from mmrl.prefetch import prefetching
     from mmrl.registry import resolve_task
+    from mmrl.suites import read_at
 
     resolve_task(task)  # the user's own word, before the checkpoint has one
+    params = _taught(base, task)
+    params = params if answers is None else read_at(task, params, answers)
     with no_new_code(f"the settings of {checkpoint}", trust_code=trust_code or config is not None):
-        sources = load_sources([DataSource(task=task, path=str(p), limit=limit, params=_taught(base, task)) for p in data],
-                               on_error=base.data.on_error, where="--data")
+        sources = load_sources([DataSource(task=task, path=str(p), limit=limit, params=params) for p in data],
+                               on_error=base.data.on_error, orientation=base.data.image.orientation, where="--data")
     print_skipped(sources)
     policy = load_policy(base.model, base.data, trainable=False)
     folder = _folder(checkpoint, out)
@@ -202,10 +224,10 @@ def list_suites(suites: Path | None) -> None:
 
 def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root: Path, out: Path | None,
                    config: Path | None, overrides: list[str], samples: int, limit: int | None,
-                   protocol: str | None = None, trust_code: bool = False) -> None:
+                   protocol: str | None = None, trust_code: bool = False, answers: str | None = None) -> None:
     """Evaluate one checkpoint on named suites with one load of the model, and print one table.
 
-    `protocol` is for suites of simulated tasks, which a VLA checkpoint plays.
+    `protocol` is for suites of simulated tasks, which a VLA checkpoint plays; `answers` goes over the suites' own level.
 
     Writes OUT/SUITE/ for each, and OUT/suites.json and OUT/suites.md over all, renewed after each suite. Exits with
     status 1 when a suite has no number or an official scorer failed.
@@ -228,10 +250,11 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
 
     loaded = {}
     for name, suite in chosen.items():  # all data first: a mistake in the last suite must not cost the work of the others
-        source = source_of(suite, data_root, limit, _taught(base, suite.task))
+        source = source_of(suite, data_root, limit, _taught(base, suite.task), answers)
         task_from_spec(suite.task, dict(suite.params))  # the suites file is the user's: what it names may be loaded
         with no_new_code(f"the settings of {checkpoint}", trust_code=trust_code or config is not None):
-            loaded[name] = load_sources([source], on_error=base.data.on_error, where=f"--data-root (suite {name})")
+            loaded[name] = load_sources([source], on_error=base.data.on_error, orientation=base.data.image.orientation,
+                                        where=f"--data-root (suite {name})")
         print_skipped(loaded[name])
     policy = load_policy(base.model, base.data, trainable=False)
     settings = {name: configure(base, suite, overrides) for name, suite in chosen.items()}
@@ -241,7 +264,7 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
         for name, suite in chosen.items():
             policy.encoder = _encoder(policy, settings[name])
             policy.encoder.ahead = workers[name]
-            rows.append(_one_suite(policy, settings[name], name, suite, loaded[name], samples, limit, folder))
+            rows.append(_one_suite(policy, settings[name], name, suite, loaded[name], samples, limit, folder, answers))
             _write_suites(rows, chosen, checkpoint, folder)
     _print_suites(rows, checkpoint, samples)
     typer.echo(f"results: {folder / 'suites.json'}, {folder / 'suites.md'}")
@@ -273,13 +296,14 @@ def _workers(stack: ExitStack, policy: Policy, base: RunConfig, settings: Mappin
 
 
 def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sources: Sequence[LoadedSource], samples: int,
-               limit: int | None, folder: Path) -> SuiteRow:
+               limit: int | None, folder: Path, answers: str | None) -> SuiteRow:
     from mmrl.suites import suite_row, video_words
 
     protocol = {"suite": {"name": name, **suite.model_dump(include={"split", "metric", "official", "settings", "notes"})},
+                "answers": getattr(sources[0].task, "answers", answers or suite.answers),
                 "prompt": getattr(sources[0].task, "prompt", None)}
     found = _evaluate(policy, config, sources, samples, folder / name, protocol)
-    row = suite_row(name, suite, found.results, found.predictions, limit, config)
+    row = suite_row(name, suite, found.results, found.predictions, limit, config, answers)
     shown = f" ({video_words(row.video)})" if row.video else ""
     typer.echo(f"{name}: {row.metric} {row.shown}, n = {row.n:,}{shown}")
     _print_views(Console(width=_WIDTH, highlight=False), found.results)

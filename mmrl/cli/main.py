@@ -120,6 +120,9 @@ def evaluate(
         config: Annotated[Path | None, typer.Option(help="take model, rollout and task settings from here")] = None,
         samples: Annotated[int, typer.Option(help="sampled completions or episodes of each for avg@k; 0: greedy only")] = 0,
         limit: Annotated[int | None, typer.Option(help="first n samples, or states of each simulated task", min=1)] = None,
+        answers: Annotated[str | None, typer.Option(help="how freely answers are read: strict, native (dialects of released "
+                                                         "models) or official (the benchmark's extractor); default: as the task "
+                                                         "was trained, or as the suite says")] = None,
         trust_code: TrustCode = False) -> None:
     """Evaluate a checkpoint on held-out data or on named suites; writes results, predictions and submission files."""
     from mmrl.cli.evaluation import choose, eval_command, suites_command
@@ -136,10 +139,11 @@ def evaluate(
         policy_command_suites(policy_command, checkpoint, suite, suites, out, config, overrides or [], samples=samples, limit=limit,
                               protocol=protocol)
     elif choose(checkpoint, task, data, suite) == "data":
-        eval_command(checkpoint or "", task or "", data or [], out, config, overrides or [], samples, limit, trust_code)
+        eval_command(checkpoint or "", task or "", data or [], out, config, overrides or [], samples, limit, trust_code,
+                     answers)
     else:
         suites_command(checkpoint or "", suite or "", suites, data_root, out, config, overrides or [], samples, limit, protocol,
-                       trust_code)
+                       trust_code, answers)
 
 
 app.command()(serve)
@@ -233,11 +237,16 @@ def tasks_check(
         param: Annotated[list[str] | None, typer.Option(help="task parameter, for example mode=dynamic")] = None,
         preset: Annotated[str | None, typer.Option(help="named parameters of a paper, see mmrl tasks list")] = None,
         out: Annotated[Path, typer.Option(help="folder for pictures of gold and wrong answers")] = Path("runs/check"),
-        limit: Annotated[int, typer.Option(help="samples to check")] = 200) -> None:
+        limit: Annotated[int, typer.Option(help="samples to check")] = 200,
+        every: Annotated[bool, typer.Option("--all", help="list every error of every row and pixel instead")] = False) -> None:
     """Gold answers score 1, wrong ones 0, garbage 0 with a reason; prompts fit; answers drawn to look at."""
-    from mmrl.cli.offline import check_command
+    from mmrl.cli.offline import check_all_command, check_command
 
-    check_command(name, data, model, [*(param or []), *([f"preset={preset}"] if preset else [])], out, limit, config)
+    params = [*(param or []), *([f"preset={preset}"] if preset else [])]
+    if every:
+        check_all_command(name, data, model, params, out, config)
+    else:
+        check_command(name, data, model, params, out, limit, config)
 
 
 CacheFolder = Annotated[Path, typer.Argument(help="folder of the cache")]

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from mmrl.conformance import Conformance
     from mmrl.rescore import Rescored
 
-__all__ = ["check_command", "list_command", "score_command"]
+__all__ = ["check_all_command", "check_command", "list_command", "score_command"]
 
 _WIDTH = 110
+_PLACES = 12  # rows named per kind of error
 
 
 def list_command() -> None:
@@ -63,6 +64,30 @@ def check_command(name: str, data: Path | None, model: str | None, param: list[s
         raise typer.Exit(1)
 
 
+def check_all_command(name: str, data: Path | None, model: str | None, param: list[str], out: Path,
+                      config: Path | None = None) -> None:
+    """Print how many rows, pictures and prompts are wrong, by kind and with the first of each; status 1 when there is one."""
+    settings = load_config(config) if config is not None else None
+    import transformers
+
+    from mmrl.check_rows import ERRORS, check_rows
+
+    transformers.utils.logging.set_verbosity_error()
+    result = check_rows(name, data, model=model, params=parse_overrides(param), out=out, config=settings)
+    console = Console(width=_WIDTH, highlight=False)
+    console.print(f"{escape(result.data)}: {result.samples:,} usable rows of task {escape(name)}, {len(result.errors):,} errors")
+    for kind, errors in result.kinds.items():
+        places = ", ".join(f"row {e['row']}" if e["row"] is not None else str(e["id"]) for e in errors[:_PLACES])
+        console.print(f"\n[bold]{len(errors):,} x {escape(kind)}[/]\n  {escape(places)}{' ...' if len(errors) > _PLACES else ''}\n"
+                      f"  first: {escape(errors[0]['reason'])}")
+    for title, counts in (("rows left out", result.skipped), ("of rows that are used", result.notes)):
+        if counts:
+            console.print(f"{title}: " + ", ".join(f"{n:,} x {escape(what)}" for what, n in sorted(counts.items())))
+    if result.errors:
+        console.print(f"all of them: {escape(str(out / ERRORS))}")
+        raise typer.Exit(1)
+
+
 def _print_check(result: Conformance, console: Console, out: Path) -> None:
     console.print(f"task {escape(result.task)}: {result.samples} samples")
     table = Table()
@@ -88,6 +113,8 @@ def _print_check(result: Conformance, console: Console, out: Path) -> None:
             f"{name} {value:g}" for name, value in result.tokens.items()))
     if result.skipped:
         console.print("rows left out: " + ", ".join(f"{n:,} {escape(why)}" for why, n in sorted(result.skipped.items())))
+    if result.notes:
+        console.print("of rows that are used: " + ", ".join(f"{n:,} x {escape(what)}" for what, n in sorted(result.notes.items())))
     if result.lowest_gold:
         console.print(f"lowest gold score{' (coordinates are rounded)' if result.rounds else ''}: " + ", ".join(
             f"{frame} {value:.3f}" for frame, value in result.lowest_gold.items()))

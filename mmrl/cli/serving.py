@@ -79,7 +79,7 @@ def _chosen(engine: str) -> str:
 
 def _serve_own(settings: RunConfig, options: ServeOptions) -> None:
     from mmrl.policy.loading import load_policy
-    from mmrl.serve.app import Door, bind, serve
+    from mmrl.serve.app import Service, bind, serve
     from mmrl.serve.engine import ServingEngine
     from mmrl.serve.media import MediaRules
     from mmrl.serve.pool import Readers, warm_up
@@ -97,7 +97,7 @@ def _serve_own(settings: RunConfig, options: ServeOptions) -> None:
     limits = replace(options.limits, text_bytes=16 * most if options.text_bytes is None else options.text_bytes)
     readers = Readers(Recipe(policy.processor, policy.base.config, policy.template, settings.data, most, defaults, rules, limits),
                       limits)
-    door = Door(engine, readers, defaults, limits, rules, options.api_key or None)
+    service = Service(engine, readers, defaults, limits, rules, options.api_key or None)
     port = sock.getsockname()[1]
     host = f"[{options.host}]" if ":" in options.host else options.host
 
@@ -105,5 +105,5 @@ def _serve_own(settings: RunConfig, options: ServeOptions) -> None:
         typer.echo(f"serving {defaults.model} at http://{host}:{port}/v1 (own engine on {policy.device}, at most "
                    f"{engine.context} tokens, answers of {engine.max_tokens} unless asked otherwise)")
 
-    serve(door, sock, grace_s=options.grace_s, ready=ready)
+    serve(service, sock, grace_s=options.grace_s, ready=ready)
     typer.echo("stopped")

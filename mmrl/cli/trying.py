@@ -74,6 +74,10 @@ def trial_lines(trial: Trial, run: Any) -> Iterator[str]:
                f"{row['train/failed_attempts']:.0f} failed attempts")
     else:
         yield f"  keep the format     {_percent(row.get('train/parse_rate'))} of the answers"
+        if trial.answers["native"]:
+            total, read = trial.answers.total(), trial.answers["read"]
+            yield (f"                      {read} of {total} answers read as they are, {read + trial.answers['native']} with "
+                   "answers: native (data.train[].params)")
         yield (f"  cut at the limit    {_percent(row.get('train/clipped_share'))} of {run.rollout.max_new_tokens} tokens; length "
                f"{row.get('train/length/mean') or 0:.0f} on average, at most {trial.longest}")
         yield "  pass rates          " + ", ".join(f"{name}: {trial.histogram.get(name, 0)}" for name in BINS) + " (prompts)"

@@ -23,6 +23,7 @@ import torch
 
 from mmrl.errors import ConfigError, DataError
 from mmrl.files import check_text
+from mmrl.media import image_overrides, orientation_of
 from mmrl.task import Task, Template
 from mmrl.types import ImageSize, Sample, VideoSize
 
@@ -124,7 +125,8 @@ class Encoder:
         """Encode (or recall) the prompt of `sample`."""
         # Ids are unique within one data set only, and two tasks may ask the same sample differently; the entry keeps its
         # task alive, so that no other object can get the same id().
-        key = (id(task), sample.source, sample.id, sample.question, sample.images, sample.videos, repr(sample.params.get("video")))
+        key = (id(task), sample.source, sample.id, sample.question, sample.images, sample.videos,
+               repr(sample.params.get("video")), orientation_of(sample))
         if key in self._cache:
             self.hits += 1
             self._cache.move_to_end(key)
@@ -159,14 +161,15 @@ class Encoder:
     def references(self, sample: Sample) -> tuple[Any, ...]:
         """References to the sample's clips and pictures, decoded and processed if nobody has done so yet. Raises MediaError."""
         overrides = sample.params.get("video")
-        images = [self._visual("image", path) for path in sample.images]
+        turn = image_overrides(sample)
+        images = [self._visual("image", path, turn) for path in sample.images]
         self._check_budget(sample, [v.size for v in images])
         return (*(self._visual("video", path, overrides) for path in sample.videos), *images)
 
     def _visual(self, kind: str, path: str, overrides: Mapping[str, Any] | None = None) -> Any:
         if self.ahead is not None:
             self.ahead.wait(kind, path, overrides)
-        return self.visuals.image(path) if kind == "image" else self.visuals.video(path, overrides)
+        return self.visuals.image(path, overrides) if kind == "image" else self.visuals.video(path, overrides)
 
     def _chat(self, sample: Sample, task: Task, messages: list[dict[str, Any]]) -> str:
         return self._checked_text(sample, f"{type(task).__name__}.messages", messages)

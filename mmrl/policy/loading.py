@@ -14,6 +14,7 @@ from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
 from mmrl.finite import check_loaded
 from mmrl.manifest import check_loadable
 from mmrl.policy.attention import check_attention, set_attention
+from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
 from mmrl.policy.policy import Policy
 from mmrl.task import Template
@@ -231,6 +232,9 @@ def assemble_policy(model: Any, processor: Any, template: Template, config: Mode
             store_frozen(one, autocast)
     model, reference = model.to(device), reference.to(device) if reference is not None else None
     model = add_adapter(model, config, weights, new_tokens) if lora else model
+    for one in (model, reference):
+        if one is not None:
+            make_batch_invariant(one, device)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if config.gradient_checkpointing if config.gradient_checkpointing is not None else device.type == "cuda":
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

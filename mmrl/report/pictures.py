@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import MediaError
-from mmrl.media import open_image
+from mmrl.media import ORIENTATION_PARAM, Orientation, open_image
 from mmrl.report.load import logged_path
 from mmrl.report.rows import boxes_of, labels_of, points_of
 from mmrl.report.text import esc
@@ -30,17 +30,18 @@ class Pictures:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._seen: dict[str, tuple[str, Size, str]] = {}
+        self._seen: dict[tuple[str, Orientation], tuple[str, Size, str]] = {}
 
-    def get(self, path: str) -> tuple[str, Size, str]:
+    def get(self, path: str, orientation: Orientation = "displayed") -> tuple[str, Size, str]:
         """(data address, original (width, height), '') or ('', (4, 3), reason) when it cannot be shown."""
-        if path not in self._seen:
-            self._seen[path] = self._load(path)
-        return self._seen[path]
+        key = path, orientation
+        if key not in self._seen:
+            self._seen[key] = self._load(path, orientation)
+        return self._seen[key]
 
-    def _load(self, path: str) -> tuple[str, Size, str]:
+    def _load(self, path: str, orientation: Orientation) -> tuple[str, Size, str]:
         try:
-            picture = open_image(logged_path(path, self.folder))
+            picture = open_image(logged_path(path, self.folder), orientation=orientation)
         except MediaError as error:
             return "", (4, 3), f"the picture cannot be shown ({error.kind}): {Path(path).name}"
         size = picture.size
@@ -58,7 +59,7 @@ class Pictures:
     def size_of(self, row: Mapping[str, Any]) -> Size:
         """(width, height) of the picture that `drawing` shows for the row."""
         paths, shown = _pictures_of(row)
-        return self.get(paths[shown])[1] if paths else (4, 3)
+        return self.get(paths[shown], _orientation(row))[1] if paths else (4, 3)
 
     def drawing(self, row: Mapping[str, Any], below: str, above: str = "") -> str:
         """The row's picture with its gold answer; `below` and `above` are SVG in original pixels around it.
@@ -67,7 +68,7 @@ class Pictures:
         paths, shown = _pictures_of(row)
         if not paths:
             return '<div class="frame none without"><span>no picture</span></div>'
-        address, (width, height), reason = self.get(paths[shown])
+        address, (width, height), reason = self.get(paths[shown], _orientation(row))
         if reason:
             return f'<div class="frame none"><span>{esc(reason)}</span></div>'
         more = f'<span class="more">{shown + 1} of {len(paths)} pictures</span>' if len(paths) > 1 else ""
@@ -82,10 +83,18 @@ def _pictures_of(row: Mapping[str, Any]) -> tuple[list[str], int]:
     images = row.get("images")
     if not isinstance(images, Sequence) or isinstance(images, str) or not images:
         return [], 0
+    index = _params(row).get("image_index", 0)
+    return [str(p) for p in images], index if isinstance(index, int) and 0 <= index < len(images) else 0
+
+
+def _params(row: Mapping[str, Any]) -> Mapping[str, Any]:
     sample = row.get("sample")
     params = sample.get("params") if isinstance(sample, Mapping) else None
-    index = params.get("image_index", 0) if isinstance(params, Mapping) else 0
-    return [str(p) for p in images], index if isinstance(index, int) and 0 <= index < len(images) else 0
+    return params if isinstance(params, Mapping) else {}
+
+
+def _orientation(row: Mapping[str, Any]) -> Orientation:
+    return "stored" if _params(row).get(ORIENTATION_PARAM) == "stored" else "displayed"
 
 
 def overlay(row: Mapping[str, Any], side: str, kind: str, size: Size) -> str:

@@ -7,17 +7,22 @@ Legend: R rows, V vocabulary.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-__all__ = ["choose", "keep_top", "row_noise"]
+__all__ = ["choose", "keep_top", "noise_stream", "row_noise"]
 
 
 def row_noise(key: Sequence[int], rows: int, length: int) -> torch.Tensor:
     """(rows, length) float64 uniforms in [0, 1) from a Philox-free PCG64 stream seeded by the integers of `key`."""
     return torch.from_numpy(np.random.default_rng([abs(int(k)) for k in key]).random((rows, length)))
+
+
+def noise_stream(key: Sequence[int]) -> Callable[[], float]:
+    """The numbers of row_noise(key, 1, n)[0], one per call: for rows whose length is known only when they end."""
+    return np.random.default_rng([abs(int(k)) for k in key]).random
 
 
 def keep_top(logits_RV: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:

@@ -28,7 +28,7 @@ from mmrl.errors import ConfigError, MissingExtraError, install_command
 from mmrl.serve.answers import Answer
 from mmrl.serve.decode import Piece
 from mmrl.serve.engine import Accepted, Event, Failed, Job, ServingEngine
-from mmrl.serve.errors import RequestError
+from mmrl.serve.errors import RequestError, shutting_down
 from mmrl.serve.fetch import Fetcher
 from mmrl.serve.guard import Budget, Hold, body_of, guarded
 from mmrl.serve.limits import Limits
@@ -47,7 +47,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"mmrl serve needs starlette and uvicorn ({error}): {install_command('serve')}") from error
 
-__all__ = ["Door", "bind", "serve"]
+__all__ = ["Service", "bind", "serve"]
 
 _POLL_S = 0.25  # how often a waiting request looks whether its client is still there
 _UNREAD = (408, 411, 413, 503)  # answers that may leave a body unread: the connection is closed after them
@@ -57,8 +57,8 @@ _log = logging.getLogger("mmrl.serve")
 
 
 @dataclass
-class Door:
-    """What every request meets: who may ask, how much, of what."""
+class Service:
+    """What all requests share: the engine, the processes that read them, limits, the key, and counts."""
 
     engine: ServingEngine
     readers: Readers
@@ -92,7 +92,7 @@ class Door:
         """Raises RequestError for a wrong key, a server that closes, or one that is full."""
         self.check_key(request)
         if self.draining:
-            raise RequestError("the server is shutting down; ask again later", status=503)
+            raise shutting_down()
         if self.waiting >= self.limits.waiting:
             raise RequestError(f"expected at most {self.limits.waiting} waiting requests, found as many; ask again later",
                                status=429, code="rate_limit_exceeded")
@@ -101,8 +101,8 @@ class Door:
 class _Exchange:
     """One request from its body to its last event; leaving it gives its place in the engine and its files back."""
 
-    def __init__(self, door: Door, request: Request, folder: str, hold: Hold) -> None:
-        self.door, self._request, self._hold = door, request, hold
+    def __init__(self, service: Service, request: Request, folder: str, hold: Hold) -> None:
+        self.service, self._request, self._hold = service, request, hold
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self.loop, self._folder = asyncio.get_running_loop(), folder
         self._job: Job | None = None
@@ -116,21 +116,21 @@ class _Exchange:
         self._hold.release()  # its bytes were read; what waits from here on are pixels
         self._hold.take(sum(v.packed.numel() * v.packed.element_size() for v in reading.prompt.visuals))
         self.asked = reading.asked
-        self.answer = Answer(reading.asked, self.door.defaults.model)
+        self.answer = Answer(reading.asked, self.service.defaults.model)
         self._job = Job(reading.asked, reading.prompt, self._give)
-        self.door.engine.submit(self._job)
+        self.service.engine.submit(self._job)
         event = await self._next()
         assert isinstance(event, Accepted)
         self.answer.prompt_tokens = event.prompt_tokens
 
     async def _prepared(self, body: bytearray) -> Reading:
         client = self._request.client.host if self._request.client is not None else ""
-        reading = await self.door.readers.read(body, self._folder, client)
+        reading = await self.service.readers.read(body, self._folder, client)
         if reading.prompt is None:
-            assert self.door.fetcher is not None, "a reader refuses addresses where none is fetched"
+            assert self.service.fetcher is not None, "a reader refuses addresses where none is fetched"
             missing = [media for media, path in zip(reading.asked.media, reading.paths, strict=True) if path is None]
-            fetched = iter(await self.door.fetcher.files(missing, Path(self._folder), self._hold))
-            reading = await self.door.readers.encode(reading, [path or next(fetched) for path in reading.paths], client)
+            fetched = iter(await self.service.fetcher.files(missing, Path(self._folder), self._hold, client))
+            reading = await self.service.readers.encode(reading, [path or next(fetched) for path in reading.paths], client)
         return reading
 
     async def _while_there(self, work: Coroutine[Any, Any, Reading]) -> Reading:
@@ -176,30 +176,31 @@ class _Exchange:
     def end(self) -> None:
         """Give the place in the engine back."""
         if self._job is not None:
-            self.door.written_tokens += self.answer.completion_tokens
+            self.service.written_tokens += self.answer.completion_tokens
             self._job.cancelled = True
-            self.door.engine.nudge()
+            self.service.engine.nudge()
 
 
-def _routes(door: Door) -> list[Route]:
+def _routes(service: Service) -> list[Route]:
     async def chat(request: Request) -> Response:
-        door.check(request)
-        door.open_requests += 1
+        service.check(request)
+        service.open_requests += 1
         folder = tempfile.TemporaryDirectory(prefix="mmrl-serve-", ignore_cleanup_errors=True)
-        hold = Hold(door.budget)
-        exchange = _Exchange(door, request, folder.name, hold)
+        hold = Hold(service.budget)
+        exchange = _Exchange(service, request, folder.name, hold)
 
         def end() -> None:
             exchange.end()
             folder.cleanup()
             if os.path.exists(folder.name):  # a process that reads for a client who left was just writing there
-                exchange.loop.call_later(door.limits.prepare_s, shutil.rmtree, folder.name, True)
+                exchange.loop.call_later(service.limits.prepare_s, shutil.rmtree, folder.name, True)
             hold.release()
-            door.open_requests -= 1
+            service.open_requests -= 1
 
         streams = False
         try:
-            await exchange.begin(await body_of(request, door.limits, hold))
+            await exchange.begin(await body_of(request, service.limits, hold))
+            folder.cleanup()  # what it sent was read: an answer may take long, and others wait for their turn
             if exchange.asked.stream:
                 streams = True
                 return _Events(exchange, end)
@@ -211,19 +212,19 @@ def _routes(door: Door) -> list[Route]:
                 end()
 
     async def models(request: Request) -> Response:
-        door.check_key(request)
-        card = {"id": door.defaults.model, "object": "model", "created": _STARTED, "owned_by": "mmrl",
-                "max_model_len": door.engine.context}
+        service.check_key(request)
+        card = {"id": service.defaults.model, "object": "model", "created": _STARTED, "owned_by": "mmrl",
+                "max_model_len": service.engine.context}
         return JSONResponse({"object": "list", "data": [card]})
 
     async def health(request: Request) -> Response:
-        running, waiting = door.engine.load()[0], door.waiting
-        state = {"status": "draining" if door.draining else "ok", "model": door.defaults.model, "running": running,
+        running, waiting = service.engine.load()[0], service.waiting
+        state = {"status": "draining" if service.draining else "ok", "model": service.defaults.model, "running": running,
                  "waiting": waiting}
-        return JSONResponse(state, 503 if door.draining else 200)
+        return JSONResponse(state, 503 if service.draining else 200)
 
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(_metrics(door), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(_metrics(service), media_type="text/plain; version=0.0.4")
 
     return [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/v1/models", models), Route("/health", health),
             Route("/metrics", metrics)]
@@ -265,16 +266,16 @@ def _event(body: dict[str, Any]) -> str:
     return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def _metrics(door: Door) -> str:
+def _metrics(service: Service) -> str:
     """Prometheus' text format."""
-    running, waiting = door.engine.load()[0], door.waiting
+    running, waiting = service.engine.load()[0], service.waiting
     rows = [("mmrl_serve_choices_running", "gauge", "", running), ("mmrl_serve_requests_waiting", "gauge", "", waiting),
             *(("mmrl_serve_responses_total", "counter", f'{{status="{status}"}}', n)
-              for status, n in sorted(door.answered.items())),
-            ("mmrl_serve_prompt_tokens_total", "counter", "", door.engine.counts["prompt_tokens"]),
-            ("mmrl_serve_completion_tokens_total", "counter", "", door.written_tokens),
-            ("mmrl_serve_body_bytes_held", "gauge", "", door.budget.held),
-            ("mmrl_serve_prefills_total", "counter", "", door.engine.counts["prefills"])]
+              for status, n in sorted(service.answered.items())),
+            ("mmrl_serve_prompt_tokens_total", "counter", "", service.engine.counts["prompt_tokens"]),
+            ("mmrl_serve_completion_tokens_total", "counter", "", service.written_tokens),
+            ("mmrl_serve_body_bytes_held", "gauge", "", service.budget.held),
+            ("mmrl_serve_prefills_total", "counter", "", service.engine.counts["prefills"])]
     lines: list[str] = []
     for name, kind, labels, value in rows:
         if f"# TYPE {name} {kind}" not in lines:
@@ -286,19 +287,19 @@ def _metrics(door: Door) -> str:
 class _Count:
     """Counts statuses of responses (ASGI middleware)."""
 
-    def __init__(self, app: Any, door: Door) -> None:
-        self.app, self.door = app, door
+    def __init__(self, app: Any, service: Service) -> None:
+        self.app, self.service = app, service
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def counted(message: Any) -> None:
             if message["type"] == "http.response.start":
-                self.door.answered[message["status"]] += 1
+                self.service.answered[message["status"]] += 1
             await send(message)
 
         await self.app(scope, receive, counted)
 
 
-def application(door: Door) -> Any:
+def application(service: Service) -> Any:
     """The ASGI application."""
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestError)
@@ -316,9 +317,9 @@ def application(door: Door) -> Any:
     async def fault(request: Request, error: Exception) -> Response:
         return JSONResponse(RequestError(f"the server failed ({type(error).__name__}); its log says more", status=500).body(), 500)
 
-    app = Starlette(routes=_routes(door), exception_handlers={
+    app = Starlette(routes=_routes(service), exception_handlers={
         RequestError: refused, ClientDisconnect: gone, HTTPException: unknown, Exception: fault})
-    return _Count(app, door)
+    return _Count(app, service)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -340,9 +341,9 @@ def bind(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """Uvicorn that drains: see the module's text."""
 
-    def __init__(self, config: uvicorn.Config, door: Door, grace_s: float, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, grace_s: float, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._door, self._grace_s, self._ready = door, grace_s, ready
+        self._service, self._grace_s, self._ready = service, grace_s, ready
         self._draining: asyncio.Task[None] | None = None
         self._events: asyncio.AbstractEventLoop | None = None
 
@@ -352,34 +353,34 @@ class _Server(uvicorn.Server):
         self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._door.draining or self._events is None:
+        if self._service.draining or self._events is None:
             self.force_exit = self.should_exit = True
             return
-        self._door.draining = True
+        self._service.draining = True
         self._events.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         async def wait() -> None:
             ends = time.monotonic() + self._grace_s
-            while self._door.open_requests and time.monotonic() < ends:
+            while self._service.open_requests and time.monotonic() < ends:
                 await asyncio.sleep(0.05)
-            await asyncio.to_thread(self._door.engine.stop)
+            await asyncio.to_thread(self._service.engine.stop)
             self.should_exit = True
 
         self._draining = asyncio.ensure_future(wait())
 
 
-def serve(door: Door, sock: socket.socket, *, grace_s: float, ready: Callable[[], None]) -> None:
+def serve(service: Service, sock: socket.socket, *, grace_s: float, ready: Callable[[], None]) -> None:
     """Answer until a signal ends the server; `ready` is called when it listens."""
     # not uvicorn's warnings: strangers would fill the log with a line for each of their invalid requests
-    config = uvicorn.Config(application(door), log_level="error", access_log=False, lifespan="off", server_header=False,
-                            timeout_graceful_shutdown=5, h11_max_incomplete_event_size=_MOST_HEAD, http=guarded(door.limits),
+    config = uvicorn.Config(application(service), log_level="error", access_log=False, lifespan="off", server_header=False,
+                            timeout_graceful_shutdown=5, h11_max_incomplete_event_size=_MOST_HEAD, http=guarded(service.limits),
                             ws="none", proxy_headers=False)
     sys.setswitchinterval(_SWITCH_S)
-    door.engine.start()
+    service.engine.start()
     try:
-        door.readers.start()
-        _Server(config, door, grace_s, ready).run(sockets=[sock])
+        service.readers.start()
+        _Server(config, service, grace_s, ready).run(sockets=[sock])
     finally:
-        door.readers.close()
-        door.engine.stop()
+        service.readers.close()
+        service.engine.stop()

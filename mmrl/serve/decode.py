@@ -15,7 +15,7 @@ import torch
 from mmrl.policy.encode import Prompt
 from mmrl.rollout import PrefillOnceEngine
 from mmrl.rollout.cache import PreallocatedCache, joined
-from mmrl.rollout.sampling import choose, keep_top, row_noise
+from mmrl.rollout.sampling import choose, keep_top, noise_stream
 from mmrl.serve.protocol import Sampling
 from mmrl.serve.text import TextStream, decode
 
@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(eq=False)
 class Row:
-    """One choice being written; `give` takes its pieces."""
+    """One choice, waiting or being written; `give` takes its pieces. While it waits it is small, however long it may become."""
 
     choice: int
     sampling: Sampling
@@ -55,14 +55,13 @@ class Row:
     give: Callable[[Piece], None]
     wanted: Callable[[], bool]
     text: TextStream
-    uniform_S: torch.Tensor | None = None
     logps: list[TokenLogp] = field(default_factory=list)
     tokens: int = 0
     done: bool = False
 
     def __post_init__(self) -> None:
-        if self.sampling.temperature > 0:  # its own stream: the same whatever n, the length and the neighbours are
-            self.uniform_S = row_noise((*self.noise_key, self.choice), 1, self.limit)[0]
+        # a stream of its own: the same whatever n, the length and the neighbours are
+        self.draw: Callable[[], float] = noise_stream((*self.noise_key, self.choice))
 
 
 class Batch:
@@ -162,18 +161,13 @@ class Batch:
         scaled_RV = logits_RV / self._temperatures()
         kinds: dict[tuple[int, float], list[int]] = {}
         for i, row in enumerate(self.rows):
-            if row.uniform_S is not None and not row.done:
+            if row.sampling.temperature > 0 and not row.done:
                 kinds.setdefault((row.sampling.top_k, row.sampling.top_p), []).append(i)
         for (top_k, top_p), places in kinds.items():
             index = torch.tensor(places, device=token_R.device)
-            uniform = torch.stack([self._uniform(self.rows[i]) for i in places]).to(token_R.device)
+            uniform = torch.tensor([self.rows[i].draw() for i in places], dtype=torch.float64, device=token_R.device)
             token_R[index] = choose(keep_top(scaled_RV[index], top_k, top_p), uniform)
         return token_R
-
-    @staticmethod
-    def _uniform(row: Row) -> torch.Tensor:
-        assert row.uniform_S is not None
-        return row.uniform_S[row.tokens]
 
     def _hand_out(self, logits_RV: torch.Tensor, tokens: Sequence[int]) -> None:
         logps = self._logps(logits_RV, tokens) if any(row.sampling.logprobs for row in self.rows) else {}

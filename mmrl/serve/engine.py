@@ -22,7 +22,7 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine
 from mmrl.serve.decode import Batch, Piece, Row
-from mmrl.serve.errors import RequestError
+from mmrl.serve.errors import RequestError, shutting_down
 from mmrl.serve.protocol import Asked
 from mmrl.serve.text import StopTexts, TextStream
 
@@ -97,7 +97,7 @@ class ServingEngine:
         """Ask for answers to `job`. From any thread."""
         with self._wake:
             if self._stopping:
-                job.give(Failed(_closing()))
+                job.give(Failed(shutting_down()))
                 return
             self._arrived.append(job)
             self._wake.notify()
@@ -133,7 +133,7 @@ class ServingEngine:
                 self._guarded(self._batch.step)
             self._live = {row: job for row, job in self._live.items() if not row.done}
         for job in {*self._arrived, *self._waiting, *self._live.values()}:
-            job.give(Failed(_closing()))
+            job.give(Failed(shutting_down()))
 
     def _guarded(self, work: Callable[[], None]) -> bool:
         """Whether `work` succeeded; if not, the requests that were being answered fail and the server goes on."""
@@ -224,7 +224,3 @@ class ServingEngine:
 
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
-
-
-def _closing() -> RequestError:
-    return RequestError("the server is shutting down; ask again later", status=503)

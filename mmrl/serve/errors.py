@@ -5,7 +5,7 @@ from typing import Any
 
 from mmrl.errors import MMRLError
 
-__all__ = ["RequestError"]
+__all__ = ["RequestError", "shutting_down"]
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -21,3 +21,8 @@ class RequestError(MMRLError, ValueError):
         """The JSON that OpenAI's clients turn into an exception."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def shutting_down() -> RequestError:
+    """What requests are told that a server which ends cannot answer."""
+    return RequestError("the server is shutting down; ask again later", status=503)

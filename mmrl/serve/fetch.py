@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
+from weakref import WeakValueDictionary
 
 from mmrl.errors import MissingExtraError, install_command
 from mmrl.serve.errors import RequestError
@@ -95,20 +96,24 @@ class Fetcher:
 
     def __init__(self, rules: MediaRules, limits: Limits) -> None:
         self._limits = limits
-        self._resolver = ThreadPoolExecutor(4, thread_name_prefix="mmrl-names")
+        self._resolver = ThreadPoolExecutor(limits.fetches, thread_name_prefix="mmrl-names")
         self._backend = _Checked(rules.hosts, rules.remote, self._resolver)
         self._tls = httpcore.default_ssl_context()
         self._places = asyncio.Semaphore(limits.fetches)
+        self._places_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by client, while it fetches
 
-    async def files(self, media: Sequence[Media], folder: Path, hold: Hold) -> list[str]:
-        """Paths of the media, fetched one after the other into `folder`. Raises RequestError."""
+    async def files(self, media: Sequence[Media], folder: Path, hold: Hold, client: str = "") -> list[str]:
+        """Paths of the media, fetched one after the other into `folder`. A `client` (an address) has a quarter of the places at
+        most: one whose hosts are slow leaves room for others. Raises RequestError."""
         now: list[Media] = []
+        if (own := self._places_of.get(client)) is None:
+            own = self._places_of[client] = asyncio.Semaphore(max(1, self._limits.fetches // 4))
 
         async def everything() -> list[str]:
             found = []
             for one in media:
                 now[:] = [one]
-                async with self._places:
+                async with own, self._places:
                     found.append(await self._file(one, folder, hold))
             return found
 

@@ -107,7 +107,8 @@ def guarded(limits: Limits) -> type[H11Protocol]:
     """uvicorn's own HTTP protocol with these bounds on a connection."""
 
     class Guarded(H11Protocol):
-        """`_idle` holds connections without a whole head, the oldest first: when there are too many connections, they go first."""
+        """`_idle` holds connections that wait for nothing, without a whole head or with their answer before their body, the oldest
+        first: when there are too many connections, they go first."""
 
         _idle: dict[Any, None] = {}  # noqa: RUF012 (of all connections of this server)
 
@@ -162,12 +163,18 @@ def guarded(limits: Limits) -> type[H11Protocol]:
             state = self.conn.their_state
             if state is h11.IDLE:
                 self._stop("body")
+                self._stop("rest")
                 self._idle[self] = None
                 if came:
                     self._start("head", limits.header_s)
                 return
-            self._idle.pop(self, None)
             self._stop("head")
+            if state is h11.SEND_BODY and self.conn.our_state is h11.DONE:  # a wrong key, a wrong path: the body is of no use
+                self._stop("body")
+                self._idle[self] = None
+                self._start("rest", _AFTER_BODY_S)
+                return
+            self._idle.pop(self, None)
             if state is h11.SEND_BODY:
                 self._start("body", limits.body_s + _AFTER_BODY_S)
             else:

@@ -21,7 +21,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from mmrl.errors import MMRLError
-from mmrl.serve.errors import RequestError
+from mmrl.serve.errors import RequestError, shutting_down
 from mmrl.serve.limits import Limits
 from mmrl.serve.preparing import SMALL_BODY, Encode, ReadBody, Reading, Recipe, run
 from mmrl.workers import Worker
@@ -108,17 +108,21 @@ class Readers:
                 raise MMRLError(f"a process that reads requests did not start: {place.fault}")
 
     def close(self) -> None:
-        """End all processes; what they were asked fails."""
+        """End all processes; what they were asked, and what waits for one, fails."""
         with self._changed:
             self._closing = True
+            left = [job for queue in (self._small, self._large) for job in iter(queue.take, None)]
             self._changed.notify_all()
+        for job in left:
+            job.give(shutting_down())
         for place in self._places:
             place.end()
 
     @property
     def waiting(self) -> int:
         """Requests that no process has taken yet."""
-        return len(self._small) + len(self._large)
+        with self._changed:
+            return len(self._small) + len(self._large)
 
     async def read(self, body: bytes | bytearray, folder: str, client: str = "") -> Reading:
         """The request in `body`, with its prompt unless media have to be fetched; clients (addresses) take turns. Raises
@@ -153,7 +157,7 @@ class Readers:
         asked = _Job(pickle.dumps(job), body, client, limit_s, give)
         with self._changed:
             if self._closing:
-                raise RequestError("the server is shutting down; ask again later", status=503)
+                raise shutting_down()
             (self._small if small else self._large).put(asked)
             self._changed.notify_all()
         try:
@@ -255,6 +259,10 @@ class _Place:
             answer = pickle.loads(self._process.connection.recv_bytes())
         except (EOFError, OSError):
             self._process.ready = False
+        except Exception:  # an answer that cannot be read, or not be held: this place must go on to answer others
+            _log.exception("what a process that reads requests answered could not be taken")
+            self._process.ready = False
+            self._process.process.kill()
         finally:
             timer.cancel()
             timer.join()
@@ -282,7 +290,7 @@ class _Place:
     def _lost(self, job: _Job) -> RequestError:
         assert self._process is not None
         if self._pool.closing:
-            return RequestError("the server is shutting down; ask again later", status=503)
+            return shutting_down()
         if self._late:
             return _TimeUp(f"expected media and text that can be read within {job.limit_s:g} s, found that these take longer; send "
                            "fewer or smaller ones, or start the server with a larger --prepare-timeout", "messages", code="timeout")

@@ -94,7 +94,7 @@ class Evaluation:
 
 def _xywh(box: Box | None) -> list[float]:
     assert box is not None
-    return [box[0], box[1], max(0.0, box[2] - box[0]), max(0.0, box[3] - box[1])]
+    return [box[0], box[1], box[2] - box[0], box[3] - box[1]]
 
 
 def label_key(label: Any) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmrl.errors import DataError
 from mmrl.types import Sample, Score
 from rewards.choice import LETTERS
-from tasks.metrics.temporal import first_span
+from tasks.metrics.temporal import first_span, span_counts
 from tasks.spans import duration_of, true_spans, video_id
 
 __all__ = ["evaluate", "iou_iop", "nextgqa_benchmark"]
@@ -70,9 +71,10 @@ def _qid(sample: Sample) -> str:
 
 
 def nextgqa_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[str, float]:
-    """The numbers under our rules and, as official/<name>, under the program's own; and its files: nextgqa_ground.json
-    {'<video>_<qid>': [start, end]} and nextgqa_res.json {'<video>_<qid>': {"prediction", "answer"}} (numbers of options, a
-    failure is -1 and has no span). Keys come from params.video_id (or the clip's name) and params.qid (or the id)."""
+    """The numbers under our rules and, as official/<name>, under the program's own, and `span_counts`; and its files:
+    nextgqa_ground.json {'<video>_<qid>': [start, end]} and nextgqa_res.json {'<video>_<qid>': {"prediction", "answer"}} (numbers
+    of options, a failure is -1 and has no span). Keys come from params.video_id (or the clip's name) and params.qid (or the id);
+    raises DataError for a key given twice."""
     if not pairs:
         return {}
     spans: dict[str, list[float]] = {}
@@ -80,6 +82,8 @@ def nextgqa_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> di
     truths: dict[str, dict[str, Any]] = {}
     for sample, score in pairs:
         video, qid = video_id(sample), _qid(sample)
+        if f"{video}_{qid}" in answers:
+            raise DataError(f"expected one question per video and params.qid, found '{video}_{qid}' twice; number the questions")
         truths.setdefault(video, {"duration": duration_of(sample), "location": {}})["location"][qid] = true_spans(sample)
         span = first_span(score)
         if span is not None:
@@ -90,4 +94,5 @@ def nextgqa_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> di
     for name, table in (("ground", spans), ("res", answers)):
         (folder / f"nextgqa_{name}.json").write_text(json.dumps(table) + "\n", encoding="utf-8")
     official = evaluate(spans, truths, answers, drop_missing=True, point_hits=True)
-    return {**evaluate(spans, truths, answers), **{f"official/{name}": value for name, value in official.items()}}
+    return {**evaluate(spans, truths, answers), **{f"official/{name}": value for name, value in official.items()},
+            **span_counts(pairs)}

@@ -8,8 +8,10 @@ The rules of the benchmark's standalone evaluation (Lei et al. 2021, moment_detr
     short, middle, long   queries with true windows of (0, 10], (10, 30], (30, 150] seconds, and of those only these windows
     HL-mAP, HL-Hit1       2-second clips, three annotators, a clip is relevant from Fair (2), Good (3) or VeryGood (4) on
 
-Numbers are percent, rounded to 2 decimals as there (`decimals=None` leaves them). One difference: the official mAP leaves out
-queries without windows and its R1 fails on them; here they count as 0, as they should.
+Windows are taken as they are: neither sorted nor clipped to the video; one that ends before it starts is 0. Numbers are percent,
+rounded to 2 decimals as there (`decimals=None` leaves them). Two differences: the official mAP leaves out queries without windows
+and its R1 fails on them; here they count as 0, as they should. And where a window that ends before it starts is exactly as long as
+a true one, its AP divides 0 by 0 and takes the window for a hit at every level; `nan_hits=True` does so, too.
 
     python -c "from tasks.metrics.qvhighlights import evaluate; help(evaluate)"
 """
@@ -24,6 +26,7 @@ import numpy as np
 
 from mmrl.errors import DataError
 from mmrl.types import Sample, Score
+from tasks.metrics.temporal import span_counts
 from tasks.spans import duration_of, true_spans, video_id
 
 if TYPE_CHECKING:
@@ -43,21 +46,21 @@ _SALIENCY = {"Fair": 2, "Good": 3, "VeryGood": 4}
 
 
 def _ious(window: Sequence[float], windows: Sequence[Sequence[float]]) -> Floats:
-    """IoU of one window with several; 0 where the union has no length."""
+    """IoU of one window with several; NaN where the union has no length."""
     true = np.asarray(windows, float).reshape(-1, 2)
     common = np.clip(np.minimum(window[1], true[:, 1]) - np.maximum(window[0], true[:, 0]), 0, None)
     union = (window[1] - window[0]) + (true[:, 1] - true[:, 0]) - common
-    return np.divide(common, union, out=np.zeros_like(common), where=union != 0)
+    return np.divide(common, union, out=np.full_like(common, np.nan), where=union != 0)
 
 
 def moment_ap(predicted: Sequence[Sequence[float]], true: Sequence[Sequence[float]],
-              levels: Sequence[float] = LEVELS) -> Floats:
+              levels: Sequence[float] = LEVELS, nan_hits: bool = False) -> Floats:
     """Average precision of one query at each IoU level, (T,); `predicted` are (start, end, score), `true` (start, end)."""
     ap_T = np.zeros(len(levels))
     ordered = sorted(predicted[:_MOST_WINDOWS], key=lambda window: -window[2])
     if not ordered or not true:
         return ap_T
-    ious = [_ious(window, true) for window in ordered]
+    ious = [np.nan_to_num(_ious(window, true), nan=np.inf if nan_hits else 0.0, posinf=np.inf) for window in ordered]
     best_first = [iou.argsort()[::-1] for iou in ious]
     for place, level in enumerate(levels):
         free, hits = set(range(len(true))), np.zeros(len(ordered))
@@ -96,14 +99,15 @@ def highlight_ap(relevant: Sequence[float], scores: Sequence[float]) -> float:
     return float(envelope[steps].mean())
 
 
-def _moments(predictions: Mapping[Any, Mapping[str, Any]], truths: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats]:
+def _moments(predictions: Mapping[Any, Mapping[str, Any]], truths: Sequence[Mapping[str, Any]],
+             nan_hits: bool) -> tuple[Floats, Floats]:
     """AP (Q, T) and IoU of the first window with its best true one (Q,)."""
     ap_QT, first_Q = np.zeros((len(truths), len(LEVELS))), np.zeros(len(truths))
     for row, truth in enumerate(truths):
         windows = [tuple(map(float, w)) for w in predictions.get(truth["qid"], {}).get("pred_relevant_windows") or ()]
-        ap_QT[row] = moment_ap(windows, truth["relevant_windows"])
+        ap_QT[row] = moment_ap(windows, truth["relevant_windows"], nan_hits=nan_hits)
         if windows and truth["relevant_windows"]:
-            first_Q[row] = _ious(windows[0][:2], truth["relevant_windows"]).max()
+            first_Q[row] = np.nan_to_num(_ious(windows[0][:2], truth["relevant_windows"])).max()
     return ap_QT, first_Q
 
 
@@ -133,7 +137,7 @@ def _highlights(predictions: Mapping[Any, Mapping[str, Any]], truths: Sequence[M
 
 
 def evaluate(predictions: Sequence[Mapping[str, Any]], truths: Sequence[Mapping[str, Any]], *,
-             decimals: int | None = 2) -> dict[str, float]:
+             decimals: int | None = 2, nan_hits: bool = False) -> dict[str, float]:
     """The official 'brief' numbers in percent: MR-full-mAP, MR-full-mAP@0.5, @0.75, MR-short-mAP, MR-middle-mAP, MR-long-mAP,
     MR-full-R1@0.5, @0.7; HL-min-{Fair,Good,VeryGood}-{mAP,Hit1} where every prediction has pred_saliency_scores and every
     truth saliency_scores.
@@ -150,13 +154,13 @@ def evaluate(predictions: Sequence[Mapping[str, Any]], truths: Sequence[Mapping[
                         f"with {len(by_qid)} qids, {len(set(by_qid) - known)} of them unknown, for {len(truths)} truths")
     if not truths:
         return {}
-    ap_QT, first_Q = _moments(by_qid, truths)
+    ap_QT, first_Q = _moments(by_qid, truths, nan_hits)
     ap_T = ap_QT.mean(0)
     numbers = {"MR-full-mAP": float(ap_T.mean()), "MR-full-mAP@0.5": float(ap_T[0]), "MR-full-mAP@0.75": float(ap_T[5])}
     for name, (low, high) in RANGES.items():
         some = _in_range(truths, low, high)
         if some:
-            numbers[f"MR-{name}-mAP"] = float(_moments(by_qid, some)[0].mean())
+            numbers[f"MR-{name}-mAP"] = float(_moments(by_qid, some, nan_hits)[0].mean())
     numbers |= {f"MR-full-R1@{level}": float((first_Q >= level).mean()) for level in (0.5, 0.7)}
     if predictions and all("pred_saliency_scores" in row for row in predictions) and all("saliency_scores" in t for t in truths):
         numbers |= _highlights(by_qid, truths)
@@ -173,11 +177,13 @@ def submission_row(sample: Sample, score: Score) -> dict[str, Any]:
 
 
 def qvhighlights_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[str, float]:
-    """The official numbers of an evaluation, and hl_submission.jsonl in the official form. Samples need params.qid; the true
-    windows are the samples' answers."""
+    """The official numbers of an evaluation with `span_counts`, and hl_submission.jsonl in the official form. Samples need
+    params.qid; the true windows are the samples' answers. official/<name> are the program's own numbers of that file, which differ
+    where a window ends before it starts (`nan_hits`)."""
     rows = [submission_row(sample, score) for sample, score in pairs]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / "hl_submission.jsonl").write_text(text, encoding="utf-8")
     truths = [{"qid": sample.params["qid"], "duration": duration_of(sample), "relevant_windows": true_spans(sample)}
               for sample, _ in pairs]
-    return evaluate(rows, truths)
+    official = evaluate(rows, truths, nan_hits=True)
+    return {**evaluate(rows, truths), **{f"official/{name}": value for name, value in official.items()}, **span_counts(pairs)}

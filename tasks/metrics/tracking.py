@@ -88,7 +88,7 @@ def asked_frames(pairs: Sequence[tuple[Sample, Score]]) -> dict[str, float]:
 
 
 def _rect(box: Sequence[float]) -> list[float]:
-    return [box[0], box[1], max(0.0, box[2] - box[0]), max(0.0, box[3] - box[1])]
+    return [box[0], box[1], box[2] - box[0], box[3] - box[1]]
 
 
 def _whole(sample: Sample) -> bool:
@@ -101,7 +101,9 @@ def tracking_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> d
     (as many true boxes as params.frame_count or frames_in_file) also AO, SR0.50, SR0.75 and the files of GOT-10k's toolkit,
     GOT-10k/mmrl/<sequence>/<sequence>_001.txt with x,y,width,height per frame. A missing box is written as zeros.
 
-    Params used: sequence (or the clip's name), cover (visible share per frame), width and height.
+    Params used: sequence (or the clip's name), cover (visible share per frame), width and height, rects (true x, y, width, height
+    by key where they are not those of the answer's box). Boxes are written as they were said, also beyond the picture or with
+    their corners swapped (a negative width, which the toolkit bounds to 0).
     """
     if not pairs:
         return {}
@@ -120,7 +122,8 @@ def tracking_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> d
         mine = score.detail.get("pred_boxes_by_key", {}) if score.parsed else {}
         keys = sorted(sample.answer["boxes"], key=float)
         rects = [_rect(mine[key]) if key in mine else [0.0] * 4 for key in keys]
-        predictions[name], truths[name] = rects, [_rect(sample.answer["boxes"][key]) for key in keys]
+        raw = sample.params.get("rects", {})  # what the annotation holds where the truth was cut to the picture
+        predictions[name], truths[name] = rects, [raw.get(key) or _rect(sample.answer["boxes"][key]) for key in keys]
         if "width" in sample.params and "height" in sample.params:
             sizes[name] = sample.params["width"], sample.params["height"]
         if "cover" in sample.params:

@@ -21,6 +21,9 @@
     nextgqa        test.csv, gsub_test.json, map_vid_vidorID.json                 tasks.readers.nextgqa
     videomme, mvbench, tempcompass, vsibench, videommmu, longvideobench, mlvu     tasks.readers.video_mme ...
     got10k, videochat_got                     sequences of frames with boxes       tasks.readers.got10k
+    mapped         any rows, by reader.columns: {image, question, answer ...}     tasks.readers.mapped
+
+hf://owner/name[/subset][:split] names a data set of the hub (tasks.readers.hub); it is detected and mapped like a file.
 
     python -c "from tasks.readers import read_any; print(len(read_any('data.jsonl')))"
 """
@@ -33,9 +36,10 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
-from tasks.readers.common import Readout, Rejected, RowError, SkipRow
+from tasks.readers.common import Readout, Rejected, RowError, SkipRow, read_pictures_as
 from tasks.readers.detect import detect_format
 from tasks.readers.easyr1 import read_easyr1
+from tasks.readers.hub import hub_file, is_hub_name
 from tasks.readers.own import read_own
 from tasks.readers.refer import read_refer
 from tasks.readers.vlm_r1 import read_vlm_r1
@@ -59,6 +63,7 @@ READERS: dict[str, str] = {
     "mvbench": "mvbench:read_mvbench", "tempcompass": "tempcompass:read_tempcompass", "vsibench": "vsi_bench:read_vsibench",
     "videommmu": "video_mmmu:read_videommmu", "longvideobench": "long_video_bench:read_longvideobench",
     "mlvu": "mlvu:read_mlvu", "got10k": "got10k:read_got10k", "videochat_got": "got10k:read_videochat_got",
+    "mapped": "mapped:read_mapped",
 }
 """Format -> "module:function" below tasks.readers; a module is imported when its format is read."""
 
@@ -74,21 +79,31 @@ def reader_of(format: str) -> Callable[..., Readout]:
     return reader
 
 
-def read_any(path: str | Path, format: str | None = None, **options: Any) -> Readout:
+def read_any(path: str | Path, format: str | None = None, orientation: str = "displayed", **options: Any) -> Readout:
     """Read any supported file or folder into a Readout (samples, rejected, skipped).
 
-    `format` names a reader of READERS instead of detecting it; `options` are the reader's own (image_root, split,
-    frame, on_error ...). Raises ConfigError for an unknown format or option and DataError for unusable data.
+    `path` may name a data set of the hub (hf://owner/name:split); `columns` maps the columns of any rows (tasks.readers.mapped).
+    `format` names a reader of READERS instead of detecting it; `orientation` ('displayed' or 'stored') says which pixels of
+    pictures with an EXIF orientation the data count; `options` are the reader's own (image_root, split, frame, on_error ...).
+    Raises ConfigError for an unknown format or option and DataError for unusable data.
     """
-    name = format if format is not None else detect_format(path)
+    if is_hub_name(path):
+        path = hub_file(path)
+    name = format if format is not None else "mapped" if "columns" in options else detect_format(path)
     reader, where = reader_of(name), Path(path)
     known = [p for p in inspect.signature(reader).parameters if p != "path"]
     if "check" not in known:
         options.pop("check", None)  # a reader of one fixed kind of answer, which it checks by itself
     for option in options:
         if option not in known:
-            raise ConfigError(f"unknown option {option!r} of the {name} reader; expected {', '.join(known)}."
-                              f"{did_you_mean(option, known)}")
+            raise ConfigError(f"unknown option {option!r} of the {name} reader; expected {', '.join([*known, 'orientation'])}."
+                              f"{did_you_mean(option, [*known, 'orientation'])}")
     if where.is_dir() and name in _ROWS_IN_DATA_JSONL:
         where = where / "data.jsonl"
-    return reader(where, **options)
+    with read_pictures_as(orientation):
+        readout = reader(where, **options)
+    if any(sample.videos for sample in readout):
+        from tasks.spans import note_outside
+
+        readout.notes += note_outside(readout)
+    return readout

@@ -1,18 +1,25 @@
-"""COCO instances json -> one detection sample per picture (or per picture and category).
+"""COCO instances json -> one detection sample per picture (or per picture and category), or grounding samples.
 
     annotations/instances_val2017.json  val2017/000000000139.jpg ...
     python -c "from tasks.readers.coco import read_coco as r; print(len(r('annotations/instances_val2017.json')))"
+    mmrl tasks check grounding --data instances_val2017.json --param "reader={types: {detection: grounding}}"
 
 Boxes [x, y, width, height] become corners; categories keep their names and their ids, which have gaps. Crowd regions are
 no truth: they go to params.crowd, so that scorers ignore boxes over them. Pictures without annotations stay, answer [].
 Truth beside the answer, for the official scorers: params.image_id, categories and category_ids (asked, aligned), areas
 (of the masks, aligned with the answer), crowd.
+
+The releases hold annotations that are no objects; they are left out or cut one by one, never their picture, and counted
+(params.adjusted, skipped.json): boxes without width or height (train2017 has two, ids 918 and 2206849), boxes outside their
+picture or across its edge (Objects365) where the file states the picture's size, and categories with more objects than an
+answer may hold, which are then not asked for in that picture (LVIS). Any other wrong annotation is an error of its picture.
 """
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,25 +27,41 @@ from typing import Any, NamedTuple
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.types import Sample
+from rewards.objects import MAX_OBJECTS
 from tasks.metrics.boxes import label_key
-from tasks.readers.common import Check, Readout, RowError, SizeOf, check_box, collect, resolve_image, text_of
+from tasks.readers.common import (
+    Check,
+    GeometryError,
+    Readout,
+    RowError,
+    SizeOf,
+    SkipRow,
+    check_box,
+    collect,
+    resolve_image,
+    text_of,
+)
 from tasks.readers.problem_types import check_by_task, fixed_task
 from tasks.readers.tables import read_json
 
 __all__ = [
-    "ASK", "CocoFile", "Truth", "check_ask", "groups_of", "image_entry", "load_coco", "picture_samples", "picture_size",
-    "read_coco", "truth_of",
+    "ASK", "CocoFile", "ImageTruth", "Truth", "check_ask", "groups_of", "image_entry", "load_coco", "picture_path",
+    "picture_samples", "picture_size", "read_coco", "single_samples", "truth_of", "with_several",
 ]
 
 ASK = ("all", "present", "each")
 """Which categories a sample asks for: all of the file; those in the picture; or one category per sample."""
+
+_NOT_RELEASED = ("objects365_v2_00908726.jpg", "objects365_v1_00320532.jpg", "objects365_v1_00320534.jpg")
+"""Entries of Objects365 v2 whose pictures are in none of its archives (mmdetection lists the same three)."""
 
 
 @dataclass
 class CocoFile:
     """A COCO-like json: images as they stand, labels by category id, annotations by image id, annotations of no image.
 
-    `aliases` sends the id of a category whose name came before to the first id of that name (only where merged).
+    `aliases` sends the id of a category whose name came before to the first id of that name (only where merged). `several`
+    counts the categories that grounding cannot ask for in a picture.
     """
 
     images: list[Any]
@@ -47,6 +70,7 @@ class CocoFile:
     by_image: dict[Any, list[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict)
     strays: list[tuple[int, RowError]] = field(default_factory=list)
     aliases: dict[int, int] = field(default_factory=dict)
+    several: int = 0
 
     def rows(self) -> Iterator[tuple[int, Any]]:
         """(number of the image from 1, image), then the annotations that belong to no image, numbered on their own."""
@@ -60,6 +84,21 @@ class Truth(NamedTuple):
     category: int
     box: list[float]
     area: float
+
+
+@dataclass
+class ImageTruth:
+    """Objects and crowd regions of an image in file order; what was adjusted in its annotations, in words; `uncertain`: categories
+    of annotations that were left out, which are neither surely there nor surely absent."""
+
+    objects: list[Truth] = field(default_factory=list)
+    crowds: list[Truth] = field(default_factory=list)
+    adjusted: list[str] = field(default_factory=list)
+    uncertain: set[int] = field(default_factory=set)
+
+
+class _NoObject(Exception):
+    """An annotation whose box holds nothing of the picture; the text says why."""
 
 
 def _is_id(value: Any) -> bool:
@@ -130,44 +169,69 @@ def _number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _truth(entry: Mapping[str, Any], file: CocoFile, size: tuple[int, int]) -> tuple[Truth, bool]:
-    """(object, whether it is a crowd) of one annotation. Raises RowError."""
+def _category(entry: Mapping[str, Any], file: CocoFile) -> int:
+    """The category of an annotation. Raises RowError."""
     category: Any = entry.get("category_id")
     category = file.aliases.get(category, category) if _is_id(category) else None
     if category is None or category not in file.labels:
         raise RowError("category_id of one of 'categories'", repr(entry.get("category_id", "none"))[:40],
                        "take images and categories of the same file")
-    xywh = entry.get("bbox")
+    return int(category)
+
+
+def _corners(xywh: Any, size: tuple[int, int], stated: bool) -> tuple[list[float], bool]:
+    """([x1, y1, x2, y2] in pixels, whether it was cut at the picture's edge). Up to 1 px beyond it is rounding and stays.
+
+    Raises RowError, _NoObject; without a `stated` size the picture may be a wrong one, then boxes beyond it are errors.
+    """
     if not isinstance(xywh, list) or len(xywh) != 4 or not all(map(_number, xywh)):
         raise RowError("bbox as [x, y, width, height]", f"{xywh!r:.80}", "correct or remove the annotation")
     x, y, w, h = xywh
     if w <= 0 or h <= 0:
-        raise RowError("bbox [x, y, width, height] with width and height above 0", f"{xywh}", "correct or remove the annotation")
-    crowd, area = entry.get("iscrowd", 0), entry.get("area", w * h)
+        raise _NoObject("a box without width or height")
+    corners = [x, y, x + w, y + h]
+    if stated and (min(x, y) < -1 or x + w > size[0] + 1 or y + h > size[1] + 1):
+        inside = [max(x, 0.0), max(y, 0.0), min(x + w, size[0]), min(y + h, size[1])]
+        if inside[0] >= inside[2] or inside[1] >= inside[3]:
+            raise _NoObject("a box outside the picture")
+        return list(check_box(inside, CoordFrame.ABS_ORIG, size)), True
+    return list(check_box(corners, CoordFrame.ABS_ORIG, size)), False
+
+
+def _truth(entry: Mapping[str, Any], category: int, size: tuple[int, int], stated: bool) -> tuple[Truth, bool, bool]:
+    """(object, whether it is a crowd, whether it was cut) of one annotation. Raises RowError, _NoObject."""
+    box, cut = _corners(entry.get("bbox"), size, stated)
+    crowd, area = entry.get("iscrowd", 0), entry.get("area", (box[2] - box[0]) * (box[3] - box[1]))
     if crowd not in (0, 1) or not _number(area) or area < 0:
         raise RowError("iscrowd 0 or 1 and area >= 0", f"iscrowd {crowd!r:.20}, area {area!r:.20}", "correct the annotation")
-    box = check_box([x, y, x + w, y + h], CoordFrame.ABS_ORIG, size)
-    return Truth(category, list(box), float(area)), bool(crowd)
+    return Truth(category, box, float(area)), bool(crowd), cut
 
 
-def truth_of(file: CocoFile, image_id: int, size: tuple[int, int],
-             seen: dict[Any, int]) -> tuple[list[Truth], list[Truth]]:
-    """(objects, crowd regions) of an image, in file order; any wrong annotation spoils the image, its truth is not whole.
+def truth_of(file: CocoFile, image: Mapping[str, Any], size: tuple[int, int], seen: dict[Any, int]) -> ImageTruth:
+    """What an image shows. Annotations that are no objects are left out or cut, as the module says; any other wrong one spoils
+    the image, its truth is not whole.
 
     `seen` holds the annotation ids met so far. Raises DataError that names the annotation.
     """
-    objects: list[Truth] = []
-    crowds: list[Truth] = []
-    for number, entry in file.by_image.get(image_id, ()):
+    whole, stated = ImageTruth(), {"width", "height"} <= set(image)
+    for number, entry in file.by_image.get(image["id"], ()):
         name = f"annotations[{number - 1}] (id {entry.get('id', 'none')!r:.20})"
         try:
             if not _is_id(entry.get("id")) or seen.setdefault(entry["id"], number) != number:
                 raise RowError("a whole-number id of its own", f"{entry.get('id', 'none')!r:.20}", "renumber the annotations")
-            truth, crowd = _truth(entry, file, size)
+            category = _category(entry, file)
+            try:
+                truth, crowd, cut = _truth(entry, category, size, stated)
+            except _NoObject as why:
+                whole.adjusted.append(f"annotation left out: {why}")
+                whole.uncertain.add(category)
+                continue
         except RowError as err:
             raise DataError(f"{name}: {err}") from err
-        (crowds if crowd else objects).append(truth)
-    return objects, crowds
+        (whole.crowds if crowd else whole.objects).append(truth)
+        if cut:
+            whole.adjusted.append("annotation cut at the edge of its picture")
+    return whole
 
 
 def check_ask(ask: Any, negatives: Any, choices: Sequence[str] = ASK) -> None:
@@ -183,50 +247,97 @@ def picture_size(image: Mapping[str, Any], path: str, size_of: SizeOf) -> tuple[
     size = size_of(path)
     stated = (image.get("width", size[0]), image.get("height", size[1]))
     if stated != size:
-        raise RowError(f"width and height of the picture, {size[0]} x {size[1]}", f"{stated[0]!r:.20} x {stated[1]!r:.20}",
-                       f"is {path} the right picture?")
+        raise GeometryError(f"width and height of the picture, {size[0]} x {size[1]}", f"{stated[0]!r:.20} x {stated[1]!r:.20}",
+                            f"is {path} the right picture?")
     return size
 
 
-def groups_of(ask: str, negatives: int, seed: int, image_id: int, labels: Mapping[int, str],
-              objects: Sequence[Truth], crowds: Sequence[Truth], absent: Sequence[int] | None = None) -> list[list[int]]:
+def picture_path(name: Any, root: Path) -> str:
+    """The picture `name` below `root`: with all of its folders, the last one (Objects365: images/v1/patch8/X.jpg lies in
+    patch8), or none; the first that exists. Raises RowError, and SkipRow for the entries of Objects365 without a picture."""
+    words = text_of(name, "file_name")
+    parts = Path(words).parts
+    places = [resolve_image(place, root) for place in (words, str(Path(*parts[-2:])), parts[-1])]
+    found = next((place for place in places if "://" not in words and Path(place).is_file()), None)
+    if found is None and parts[-1] in _NOT_RELEASED:
+        raise SkipRow("picture that the release of Objects365 does not have")
+    return found or places[0]
+
+
+def groups_of(ask: str, negatives: int, seed: int, image_id: int, labels: Mapping[int, str], truth: ImageTruth,
+              absent: Sequence[int] | None = None) -> list[list[int]]:
     """The category ids each sample of an image asks for. `absent`: those that may serve as negatives (default all others).
 
-    A category that is there only as a crowd is neither present nor absent. An image with nothing to ask for gets one
-    negative, so that it stays.
+    A category that is there only as a crowd, or only in annotations that were left out, is neither present nor absent. An
+    image with nothing to ask for gets one negative, so that it stays.
     """
-    present = sorted({truth.category for truth in objects})
+    present = sorted({one.category for one in truth.objects})
     if ask == "all":
         return [list(labels)]
-    taken = {*present, *(truth.category for truth in crowds)}
+    taken = {*present, *(one.category for one in truth.crowds), *truth.uncertain}
     free = [number for number in (labels if absent is None else absent) if number not in taken]
     count = min(len(free), negatives if present else max(1, negatives))
     drawn = sorted(random.Random(f"{seed} {image_id}").sample(free, count))
     return [[number] for number in [*present, *drawn]] if ask == "each" else [[*present, *drawn]]
 
 
-def picture_samples(file: CocoFile, image_id: int, path: str, size: tuple[int, int], objects: Sequence[Truth],
-                    crowds: Sequence[Truth], groups: Sequence[Sequence[int]], *, stem: str, source: str, task: str,
-                    check: Check, split: bool, extra: Mapping[str, Any] | None = None) -> list[Sample]:
-    """One sample per group of category ids; with `split` the ids of the samples end in the category's id."""
-    samples = []
-    for group in groups:
-        if not group:
-            raise RowError("at least one category to ask for", "none", "add categories to the file")
+def _answerable(group: Sequence[int], objects: Sequence[Truth]) -> tuple[list[int], list[str]]:
+    """(the categories of `group` without those of most objects, until an answer may hold them all; a note for each left out)."""
+    counts = Counter(truth.category for truth in objects)
+    kept = list(group)
+    while kept and sum(counts[category] for category in kept) > MAX_OBJECTS:
+        kept.remove(max(kept, key=lambda category: (counts[category], category)))
+    return kept, [f"category not asked for: more than {MAX_OBJECTS} objects in one answer"] * (len(group) - len(kept))
+
+
+def picture_samples(file: CocoFile, image_id: int, path: str, size: tuple[int, int], truth: ImageTruth,
+                    groups: Sequence[Sequence[int]], *, stem: str, source: str, task: str,
+                    check: Check, split: bool, extra: Callable[[Sequence[int]], Mapping[str, Any]] | None = None) -> list[Sample]:
+    """One sample per group of category ids; with `split` the ids of the samples end in the category's id. `extra` gives further
+    params for the categories asked. SkipRow where every category has more objects than an answer may hold."""
+    if not all(groups):
+        raise RowError("at least one category to ask for", "none", "add categories to the file")
+    answerable = [_answerable(group, truth.objects) for group in groups]
+    samples, adjusted = list[Sample](), [*truth.adjusted, *(note for _, notes in answerable for note in notes)]
+    for group in (group for group, _ in answerable if group):
         asked = set(group)
-        mine = [truth for truth in objects if truth.category in asked]
+        mine = [one for one in truth.objects if one.category in asked]
         params: dict[str, Any] = {
             "image_id": image_id, "categories": [file.labels[number] for number in group], "category_ids": list(group),
-            "areas": [truth.area for truth in mine], "width": size[0], "height": size[1], **(extra or {})}
-        crowd = [{"bbox": truth.box, "label": file.labels[truth.category], "area": truth.area}
-                 for truth in crowds if truth.category in asked]
+            "areas": [one.area for one in mine], "width": size[0], "height": size[1], **(extra(group) if extra else {})}
+        crowd = [{"bbox": one.box, "label": file.labels[one.category], "area": one.area}
+                 for one in truth.crowds if one.category in asked]
         if crowd:
             params["crowd"] = crowd
-        value = [{"bbox": list(truth.box), "label": file.labels[truth.category]} for truth in mine]
+        if adjusted:  # of the whole image: with its first sample
+            params["adjusted"], adjusted = adjusted, []
+        value = [{"bbox": list(one.box), "label": file.labels[one.category]} for one in mine]
         samples.append(Sample(
             id=f"{stem}-{image_id}-{group[0]}" if split else f"{stem}-{image_id}", task=task, source=source,
             question=", ".join(params["categories"]), answer=check(task, value, CoordFrame.ABS_ORIG, [size], params),
             images=(path,), params=params))
+    if not samples:
+        raise SkipRow(f"every category has more than {MAX_OBJECTS} objects")
+    return samples
+
+
+def single_samples(file: CocoFile, image_id: int, path: str, size: tuple[int, int], truth: ImageTruth, *, stem: str, task: str,
+                   check: Check, open_ended: Collection[int] = ()) -> list[Sample]:
+    """Grounding: one sample per category of which the image shows exactly one object, and surely no other (no crowd, nothing left
+    out, not in `open_ended`); the others are counted in file.several. Raises SkipRow for an image without such a category."""
+    counts = Counter(one.category for one in truth.objects)
+    several = {*truth.uncertain, *open_ended, *(one.category for one in truth.crowds)}
+    single = [one for one in truth.objects if counts[one.category] == 1 and one.category not in several]
+    file.several += len(counts) - len(single)
+    if not single:
+        raise SkipRow("picture without a category of exactly one object")
+    samples = []
+    for place, one in enumerate(single):
+        params: dict[str, Any] = {"image_id": image_id, "category_id": one.category, "area": one.area, "width": size[0],
+                                  "height": size[1], **({"adjusted": truth.adjusted} if truth.adjusted and not place else {})}
+        answer = check(task, list(one.box), CoordFrame.ABS_ORIG, [size], params)
+        samples.append(Sample(id=f"{stem}-{image_id}-{one.category}", task=task, source=stem, question=file.labels[one.category],
+                              answer=answer, images=(path,), params=params))
     return samples
 
 
@@ -245,7 +356,8 @@ def read_coco(path: str | Path, *, image_root: str | None = None, task: str = "d
     `ask`: 'all' categories of the file (closed vocabulary, the official protocol), 'present' ones and `negatives` absent
     ones, or 'each': a sample per category that is present and for `negatives` absent ones (answer []). Negatives are drawn
     by `seed` and image id; pictures without objects get at least one. `image_root` holds the pictures. `types` as in
-    tasks.readers.problem_types. Row numbers in errors count images; an annotation is named by its place.
+    tasks.readers.problem_types; {'detection': 'grounding'} makes grounding samples of the categories with one object in their
+    picture (see `single_samples`; `ask` does not matter). Row numbers in errors count images; an annotation is named by its place.
     """
     where = Path(path)
     check_ask(ask, negatives)
@@ -257,11 +369,20 @@ def read_coco(path: str | Path, *, image_root: str | None = None, task: str = "d
 
     def convert(number: int, image: Any, size_of: SizeOf) -> Iterable[Sample]:
         image_id = image_entry(image, images_seen, number)
-        picture = resolve_image(text_of(image.get("file_name"), "file_name"), root)
+        picture = picture_path(image.get("file_name"), root)
         size = picture_size(image, picture, size_of)
-        objects, crowds = truth_of(file, image_id, size, annotations_seen)
-        groups = groups_of(ask, negatives, seed, image_id, file.labels, objects, crowds)
-        return picture_samples(file, image_id, picture, size, objects, crowds, groups, stem=where.stem, source=where.stem,
+        truth = truth_of(file, image, size, annotations_seen)
+        if own == "grounding":
+            return single_samples(file, image_id, picture, size, truth, stem=where.stem, task=own, check=check)
+        groups = groups_of(ask, negatives, seed, image_id, file.labels, truth)
+        return picture_samples(file, image_id, picture, size, truth, groups, stem=where.stem, source=where.stem,
                                task=own, check=check, split=ask == "each")
 
-    return collect(where, file.rows(), convert, on_error)
+    return with_several(collect(where, file.rows(), convert, on_error), file)
+
+
+def with_several(readout: Readout, file: CocoFile) -> Readout:
+    """The readout, with the categories that grounding could not ask for among what was left out."""
+    if file.several:
+        readout.skipped["category of several objects or a crowd in its picture"] += file.several
+    return readout

@@ -9,18 +9,20 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
-from mmrl.media import image_size
+from mmrl.media import ORIENTATION_PARAM, ImageFacts, Orientation, image_facts
 from mmrl.types import Sample
 
 __all__ = [
-    "Check", "Readout", "Rejected", "RowError", "SizeOf", "SkipRow", "check_answer_box", "check_box", "check_frame", "collect",
-    "resolve_image", "text_of",
+    "Check", "GeometryError", "Readout", "Rejected", "RowError", "SizeOf", "SkipRow", "check_answer_box", "check_box",
+    "check_frame", "collect", "read_pictures_as", "resolve_image", "text_of",
 ]
 
 Box = tuple[float, float, float, float]
@@ -34,6 +36,11 @@ class RowError(DataError):
 
     def __init__(self, expected: str, found: str, mend: str) -> None:
         super().__init__(f"expected {expected}, found {found}; {mend}")
+
+
+class GeometryError(RowError):
+    """A box, point or size that does not fit its picture; `collect` adds what an EXIF orientation of the picture has to do
+    with it."""
 
 
 class SkipRow(Exception):
@@ -64,6 +71,7 @@ class Readout:
     rejected: list[Rejected] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)  # row or line of each sample
     skipped: Counter[str] = field(default_factory=Counter)  # rows left out on request, by reason
+    notes: Counter[str] = field(default_factory=Counter)  # what was done to rows that are used: params.adjusted, EXIF
 
     def verify(self, check: Callable[[Sample], None], file: str | os.PathLike[str], on_error: str = "raise") -> None:
         """Run `check` on every sample; one it refuses (DataError, ConfigError) raises or moves to `rejected`."""
@@ -146,7 +154,7 @@ def check_box(values: Any, frame: CoordFrame, orig_wh: tuple[int, int]) -> Box:
             mend = "declare frame rel1000 if these are thousandths" if thousandths else "correct it"
         else:
             mend = "declare frame abs_orig if these are pixels"
-        raise RowError("a box inside the picture", shown, mend)
+        raise GeometryError("a box inside the picture", shown, mend)
     return x1, y1, x2, y2
 
 
@@ -167,41 +175,93 @@ def _where_pictures_are(error: Exception) -> str:
             "(data.eval[].params.reader.image_root for held-out data)")
 
 
+_orientation: ContextVar[Orientation] = ContextVar("orientation", default="displayed")
+
+
+@contextmanager
+def read_pictures_as(orientation: Any) -> Iterator[None]:
+    """Inside, `collect` takes pictures as displayed, or as stored (reader.orientation). Raises ConfigError for another word."""
+    if orientation not in get_args(Orientation):
+        raise ConfigError(f"expected orientation 'displayed' or 'stored', found {orientation!r}."
+                          f"{did_you_mean(str(orientation), get_args(Orientation))}")
+    token = _orientation.set(orientation)
+    try:
+        yield
+    finally:
+        _orientation.reset(token)
+
+
+def _exif_words(error: BaseException | None, facts: Mapping[str, ImageFacts]) -> str:
+    """For coordinates or sizes that do not fit: what EXIF orientations of the row's pictures have to do with it, else ''."""
+    while error is not None and not isinstance(error, GeometryError):
+        error = error.__cause__
+    turned = [(path, fact) for path, fact in facts.items() if fact.tag != 1]
+    if error is None or not turned:
+        return ""
+    path, fact = turned[0]
+    stored, shown = (f"{w} x {h}" for w, h in (fact.stored, fact.size("displayed")))
+    now = _orientation.get()
+    words = (f"; its EXIF orientation is {fact.tag}: {os.path.basename(path)} is stored as {stored} and displayed as {shown}, and "
+             f"coordinates are taken in the {now} picture")
+    other = "stored" if now == "displayed" else "displayed"
+    return words + f" (if they count pixels of the {other} one: reader.orientation={other}, or data.image.orientation={other})"
+
+
+def _exif_note(facts: Mapping[str, ImageFacts]) -> Counter[str]:
+    """How many pictures have an EXIF orientation other than upright."""
+    count = sum(fact.tag != 1 for fact in facts.values())
+    words = f"pictures with an EXIF orientation, taken as {_orientation.get()} (data.image.orientation)"
+    return Counter({words: count} if count else {})
+
+
+def _marked(sample: Sample, facts: Mapping[str, ImageFacts]) -> Sample:
+    """The sample, with the orientation of its pictures where that makes a difference."""
+    if _orientation.get() == "displayed" or all(facts[p].tag == 1 for p in sample.images if p in facts):
+        return sample
+    return replace(sample, params={**sample.params, ORIENTATION_PARAM: _orientation.get()})
+
+
 def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], convert: Callable[[int, Any, SizeOf],
             Iterable[Sample]], on_error: str = "raise") -> Readout:
     """Run `convert(row number, row, size_of)` over all rows and gather samples, or rejected rows with their reasons.
 
     A row may itself be an exception (a line that is no JSON): it is reported like one raised by `convert`. Sizes of
-    pictures are read once per path. Duplicate ids are errors of the second row.
+    pictures are read once per path, as displayed or as stored (`read_pictures_as`). Duplicate ids are errors of the second
+    row. What rows say was adjusted in them (params.adjusted) is counted in `notes`.
     """
     if on_error not in ("raise", "record"):
         raise ConfigError(f"expected on_error 'raise' or 'record', found {on_error!r}.")
-    sizes: dict[str, tuple[int, int]] = {}
+    facts: dict[str, ImageFacts] = {}
+    of_row: dict[str, ImageFacts] = {}
 
     def size_of(path: str) -> tuple[int, int]:
-        if path not in sizes:
-            sizes[path] = image_size(path)
-        return sizes[path]
+        if path not in facts:
+            facts[path] = image_facts(path)
+        of_row[path] = facts[path]
+        return facts[path].size(_orientation.get())
 
     first_row: dict[str, int] = {}
     readout = Readout()
     for number, row in rows:
+        of_row.clear()
         try:
             if isinstance(row, Exception):
                 raise row
-            samples = list(convert(number, row, size_of))
+            samples = [_marked(sample, of_row) for sample in convert(number, row, size_of)]
             for sample in samples:
                 if sample.id in first_row:
                     raise RowError("unique ids", f"id {sample.id!r} again, first in row {first_row[sample.id]}",
                                    "rename or remove one of the rows")
             first_row.update({sample.id: number for sample in samples})
             readout.samples += samples
+            readout.notes.update(note for sample in samples for note in sample.params.get("adjusted", ()))
             readout.rows += [number] * len(samples)
         except SkipRow as skip:
             readout.skipped[skip.reason] += 1
         except (DataError, MediaError) as err:
-            rejected = Rejected(os.fspath(file), number, f"{err}{_where_pictures_are(err)}")
+            rejected = Rejected(os.fspath(file), number, f"{err}{_where_pictures_are(err)}{_exif_words(err, of_row)}")
             if on_error == "raise":
                 raise DataError(str(rejected)) from err
             readout.rejected.append(rejected)
+    readout.notes += _exif_note(facts)
     return readout

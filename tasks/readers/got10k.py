@@ -5,9 +5,11 @@
     videochat_got   got_val.json: [{"path": "GOT-10k/val/...", "object": "duck", "gt": [[x1, y1, x2, y2], ... 8]}], shares 0..1
 
 got10k shows `frames` pictures of a sequence, evenly spaced, and asks for the box at each of their times; frames in which the
-object is absent or wholly covered have no truth. Boxes are cut to the picture, as the official scorer does. The first box is
-given (params.first_box) and the official AO leaves the first frame out; AO is over all frames of a tracker that sees each one,
-so a number on `frames` pictures is never GOT-10k's AO. The test split publishes first boxes only: its rows are errors.
+object is absent or wholly covered have no truth. Boxes are cut to the picture, which is what can be seen of them; the official
+scorer bounds both sides in its own way (it moves the corner of a box that begins outside and keeps its width), so params.rects
+keeps the annotation's own x, y, width, height of every such box for the metric. The first box is given (params.first_box) and
+the official AO leaves the first frame out; AO is over all frames of a tracker that sees each one, so a number on `frames`
+pictures is never GOT-10k's AO. The test split publishes first boxes only: its rows are errors.
 
 videochat_got keeps that protocol as it is: 7 frames are shown (the first, five between, the last), 8 boxes are asked for and
 counted (params.keys 'frames', "0" to "7"), the first is given, so 1/8 of the score is free: report it with and without frame 0.
@@ -98,6 +100,11 @@ def _cut(box: tuple[float, float, float, float], size: tuple[int, int]) -> list[
     return [x1, y1, x2, y2] if x1 < x2 and y1 < y2 else None
 
 
+def _whole_box(box: tuple[float, float, float, float]) -> list[float]:
+    x, y, width, height = box
+    return [x, y, x + width, y + height]
+
+
 def _list_file(path: Path, split: str | None) -> Path:
     """list.txt of a split's folder, of the release with `split`, or itself. Raises DataError."""
     if path.is_file():
@@ -143,9 +150,10 @@ def read_got10k(path: str | Path, *, video_root: str | None = None, split: str |
                            "show more frames with reader.frames, or leave the sequence out")
         params = clips.facts(clip, {"first_box": first, "object": label, "frames_in_file": len(boxes), "suite": "got10k"},
                              kind="timestamps", timestamps=[i / rate for i in shown], folder_fps=rate)
-        outside = any(box != [x, y, x + w, y + h] for i, box in corners.items() if box for x, y, w, h in (boxes[i],))
+        rects = {seconds_key(i / rate): list(boxes[i]) for i, box in corners.items() if box and box != _whole_box(boxes[i])}
         yield video_sample(check, own, name=name, source="GOT-10k", question=f"the {label}", truth={"boxes": track}, video=clip,
-                           params=params, notes=["box cut to the picture"] if outside else [])
+                           params={**params, **({"rects": rects} if rects else {})},
+                           notes=["box cut to the picture"] if rects else [])
 
     return collect(file, text_lines(file), convert, on_error)
 

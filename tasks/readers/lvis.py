@@ -11,7 +11,7 @@ not_exhaustive_category_ids, frequency (r, c or f, aligned with categories).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from tasks.readers.coco import (
     load_coco,
     picture_samples,
     picture_size,
+    single_samples,
     truth_of,
+    with_several,
 )
 from tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, resolve_image, text_of
 from tasks.readers.problem_types import check_by_task, fixed_task
@@ -39,12 +41,13 @@ def _clean(name: str) -> str:
     return " ".join(name.replace("_", " ").split())
 
 
-def _ids(image: dict[str, Any], key: str, file: CocoFile) -> list[int]:
-    """A list of category ids of an image. Raises RowError."""
+def _ids(image: dict[str, Any], key: str, file: CocoFile) -> tuple[list[int], list[str]]:
+    """(ids of an image's list that are in 'categories', a note for each other one). Raises RowError."""
     values = image.get(key)
-    if not isinstance(values, list) or not all(type(v) is int and v in file.labels for v in values):
+    if not isinstance(values, list) or not all(type(v) is int for v in values):
         raise RowError(f"'{key}' as a list of ids of 'categories'", f"{values!r:.80}", "give an LVIS file, not a COCO one")
-    return list(values)
+    known = [value for value in dict.fromkeys(values) if value in file.labels]
+    return known, [f"{key} of a category that the file does not have, left out"] * (len(set(values)) - len(known))
 
 
 def _path(image: dict[str, Any], root: Path) -> str:
@@ -81,24 +84,28 @@ def read_lvis(path: str | Path, *, image_root: str | None = None, task: str = "d
 
     def convert(number: int, image: Any, size_of: SizeOf) -> Iterable[Sample]:
         image_id = image_entry(image, images_seen, number)
-        absent, partial = _ids(image, "neg_category_ids", file), _ids(image, "not_exhaustive_category_ids", file)
+        absent, strange = _ids(image, "neg_category_ids", file)
+        partial, stranger = _ids(image, "not_exhaustive_category_ids", file)
         picture = _path(image, root)
         size = picture_size(image, picture, size_of)
-        objects, crowds = truth_of(file, image_id, size, annotations_seen)
-        present = {truth.category for truth in objects}
-        both = sorted(present & set(absent))
-        if both:
-            raise RowError("neg_category_ids without the categories annotated", f"both for {both[:5]}", "correct the image")
+        truth = truth_of(file, image, size, annotations_seen)
+        truth.adjusted += [*strange, *stranger]
+        if own == "grounding":
+            return single_samples(file, image_id, picture, size, truth, stem=where.stem, task=own, check=check, open_ended=partial)
+        present = {one.category for one in truth.objects}
+        if both := [category for category in absent if category in present]:  # the official scorer goes by the annotations
+            absent = [category for category in absent if category not in present]
+            truth.adjusted += ["category taken as present: annotated, and listed as absent"] * len(both)
         if not present and not absent and ask != "all":
             raise SkipRow("no category whose truth is known")
         groups = [sorted(present | set(absent))] if ask == "verified" else groups_of(
-            ask, negatives, seed, image_id, file.labels, objects, crowds, absent)
-        samples = []
-        for group in groups:
-            extra = {"neg_category_ids": absent, "not_exhaustive_category_ids": partial,
-                     "frequency": [file.categories[category]["frequency"] for category in group]}
-            samples += picture_samples(file, image_id, picture, size, objects, crowds, [group], stem=where.stem,
-                                       source=where.stem, task=own, check=check, split=ask == "each", extra=extra)
-        return samples
+            ask, negatives, seed, image_id, file.labels, truth, absent)
 
-    return collect(where, file.rows(), convert, on_error)
+        def extra(group: Sequence[int]) -> dict[str, Any]:
+            return {"neg_category_ids": absent, "not_exhaustive_category_ids": partial,
+                    "frequency": [file.categories[category]["frequency"] for category in group]}
+
+        return picture_samples(file, image_id, picture, size, truth, groups, stem=where.stem, source=where.stem, task=own,
+                               check=check, split=ask == "each", extra=extra)
+
+    return with_several(collect(where, file.rows(), convert, on_error), file)

@@ -90,7 +90,7 @@ def read_nextgqa(path: str | Path, *, video_root: str | None = None, split: str 
         options = [text_of(row.get(key), key) for key in _OPTIONS]
         letter, notes = letter_of(row["answer"], options)
         duration = number_of(entry.get("duration"), "duration", 1e-6)
-        spans, cut = spans_of(entry["location"][qid], duration, "location")
+        spans = spans_of(entry["location"][qid], duration, "location")
         place = places.get(vid)
         names = [f"{place}"] if isinstance(place, str) and place else []
         clip = _clip(clips, [*names, vid])
@@ -98,7 +98,7 @@ def read_nextgqa(path: str | Path, *, video_root: str | None = None, split: str 
             "options": options, "vid": vid, "qid": qid, "type": row.get("type"), "category": row.get("type"), "duration": duration,
             "width": _whole(row, "width"), "height": _whole(row, "height")})
         yield video_sample(check, own, name=f"{vid}-{qid}", source=f"NExT-GQA/{table.stem}", question=text_of(
-            row["question"], "question"), truth={"choice": letter, "spans": spans}, video=clip, params=params, notes=notes + cut)
+            row["question"], "question"), truth={"choice": letter, "spans": spans}, video=clip, params=params, notes=notes)
 
     rows = csv_rows(table, ("video_id", "question", "answer", "qid", *_OPTIONS))
     return collect(table, enumerate(rows, 2), convert, on_error)

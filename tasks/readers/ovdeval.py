@@ -59,16 +59,16 @@ def _read_one(where: Path, image_root: str | None, task: str, ask: str, on_error
         texts, negatives = _texts(image, "text"), _texts(image, "neg_text")
         picture = resolve_image(text_of(image.get("file_name"), "file_name"), root)
         size = picture_size(image, picture, size_of)
-        objects, crowds = truth_of(file, image_id, size, annotations_seen)
-        present = list(dict.fromkeys([*map(number_of, texts), *(truth.category for truth in objects)]))
+        truth = truth_of(file, image, size, annotations_seen)
+        present = list(dict.fromkeys([*map(number_of, texts), *(one.category for one in truth.objects)]))
         absent = [category for category in dict.fromkeys(map(number_of, negatives)) if category not in present]
         asked = present or absent if ask == "present" else [*present, *absent]
         if not asked:
             raise RowError("'text', 'neg_text' or an annotation", "none of them", "correct the image")
         groups = [[category] for category in asked] if ask == "each" else [asked]
-        return picture_samples(file, image_id, picture, size, objects, crowds, groups, stem=where.stem,
+        return picture_samples(file, image_id, picture, size, truth, groups, stem=where.stem,
                                source=f"ovdeval/{where.stem}", task=task, check=check, split=ask == "each",
-                               extra={"text": texts, "neg_text": negatives})
+                               extra=lambda group: {"text": texts, "neg_text": negatives})
 
     return collect(where, file.rows(), convert, on_error)
 

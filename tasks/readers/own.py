@@ -22,6 +22,7 @@ from mmrl.registry import BUILT_IN
 from mmrl.types import Sample
 from tasks.readers.common import (
     Check,
+    GeometryError,
     Readout,
     RowError,
     SizeOf,
@@ -37,6 +38,18 @@ from tasks.readers.videos import clip_facts, resolve_video
 __all__ = ["json_lines", "read_own", "sample_from_row"]
 
 _KEYS = ("id", "task", "image", "images", "video", "videos", "question", "answer", "frame", "source", "params")
+
+
+class _TwiceError(ValueError):
+    """A key that one JSON object has twice: json.loads would keep the last value and say nothing."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        seen = set[str]()
+        raise _TwiceError(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+    return table
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -56,7 +69,10 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=_once)
+            except _TwiceError as err:
+                yield number, RowError("every key once", f"{err.args[0]!r:.60} twice in one object", "keep the one that is meant")
+                continue
             except (ValueError, RecursionError) as err:
                 shown = line[:60].decode("utf-8", "backslashreplace")
                 yield number, RowError("one JSON object per line", f"{shown!r} ({err})", "mend or remove the line")
@@ -105,8 +121,8 @@ def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: 
     if images:
         width, height = sizes[index]
         if (params.get("width", width), params.get("height", height)) != (width, height):
-            raise RowError(f"params.width and params.height as the picture has them, {width} x {height}",
-                           f"{params.get('width')} x {params.get('height')}", "is it the right picture? else remove them")
+            raise GeometryError(f"params.width and params.height as the picture has them, {width} x {height}",
+                                f"{params.get('width')} x {params.get('height')}", "is it the right picture? else remove them")
         params = {**params, "width": width, "height": height}
     elif videos:
         params = clip_facts(videos[0], params)

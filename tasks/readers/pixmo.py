@@ -20,7 +20,7 @@ from typing import Any
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from tasks.readers.common import Check, GeometryError, Readout, RowError, SizeOf, collect, text_of
 from tasks.readers.problem_types import check_by_task, fixed_task
 from tasks.readers.tables import data_files, media_folder, parquet_rows, picture, read_files
 
@@ -67,7 +67,7 @@ def _points(value: Any, count: int, size: tuple[int, int]) -> list[list[float]]:
     for point in pairs:
         if not all(type(v) in (int, float) and math.isfinite(v) for v in point) or not (
                 -1 <= point[0] <= size[0] + 1 and -1 <= point[1] <= size[1] + 1):
-            raise RowError(f"points in pixels of the picture, {size[0]} x {size[1]}", f"{point}", "correct the row")
+            raise GeometryError(f"points in pixels of the picture, {size[0]} x {size[1]}", f"{point}", "correct the row")
     if pairs and len(pairs) != count:
         raise RowError("as many points as 'count'", f"{len(pairs)} points, count {count}", "correct the row")
     return [[float(x), float(y)] for x, y in pairs]

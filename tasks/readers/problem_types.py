@@ -96,11 +96,15 @@ def fixed_task(format: str, kind: str, task: str, types: Mapping[str, str] | Non
         return Routes(format, task, types, table={kind: kind}).task_of(kind)
     except RowError:
         raise ConfigError(f"the {format} format holds task {kind}, found task {task}; use task {kind} or mixed, "
-                          + _another_way(kind, task)) from None
+                          + _another_way(format, kind, task)) from None
 
 
-def _another_way(kind: str, task: str) -> str:
-    """How rows of `kind` may become rows of `task`: by sending them there where the answers look alike, else only by hand."""
+def _another_way(format: str, kind: str, task: str) -> str:
+    """How rows of `kind` may become rows of `task`: by sending them there where the reader can or the answers look alike, else
+    only by hand."""
+    if task == "grounding" and format in ("coco", "lvis"):
+        return ("or ask for each category of which a picture shows exactly one object: reader.types={'detection': 'grounding'}, in "
+                "data.train[].params or --param")
     theirs, wanted = (getattr(resolve_task(name), "shape", "") if name in BUILT_IN else "" for name in (kind, task))
     if not wanted or theirs == wanted or not {theirs[:1], wanted[:1]} & {"[", "{"}:  # words are read as words
         return f"or send its rows there: reader.types={{{kind!r}: {task!r}}}"

@@ -6,7 +6,9 @@ The frame and the form of `bbox` follow from the format's name, never from the s
     screenspot_hf   parquet or JSON of rootsautomation/ScreenSpot       shares 0..1 [x1, y1, x2, y2]
     screenspot_pro  annotations/*.json with img_size                    pixels [x1, y1, x2, y2]
 
-params: platform (of v1 and v2 from the file's name), ui_type (text or icon), data_source; of Pro also application, group.
+params: platform (of v1 and v2 from the file's name), ui_type (text or icon), data_source; of Pro also application, group. The
+number is a mean over cells (platform x ui_type): another ui_type, and a data_source that stands for no platform where the file's
+name holds none either, would be cells of their own and are errors.
 
     python -c "from tasks.readers.screenspot import read_screenspot as r; print(len(r('screenspot_mobile_v2.json')))"
 """
@@ -17,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.coords import CoordFrame
+from mmrl.errors import did_you_mean
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from tasks.readers.common import Check, GeometryError, Readout, RowError, SizeOf, collect, text_of
 from tasks.readers.gui_steps import number_list
 from tasks.readers.problem_types import check_by_task, fixed_task
 from tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of, size_params
@@ -26,6 +29,7 @@ from tasks.readers.tables import data_files, media_folder, picture, read_files, 
 __all__ = ["read_screenspot", "read_screenspot_hf", "read_screenspot_pro"]
 
 _PLATFORMS = ("mobile", "desktop", "web")
+_KINDS = ("text", "icon")
 Place = Callable[[list[float], tuple[int, int]], list[float]]
 
 
@@ -33,9 +37,24 @@ def _corners_of_xywh(values: list[float], size: tuple[int, int]) -> list[float]:
     """Pixels [x, y, width, height] -> corners. Raises RowError where the corners would leave the picture."""
     x, y, w, h = values
     if x + w > size[0] + 1 or y + h > size[1] + 1:
-        raise RowError("a box [x, y, width, height] inside the picture", f"{values} in a picture of {size[0]} x {size[1]}",
+        raise GeometryError("a box [x, y, width, height] inside the picture", f"{values} in a picture of {size[0]} x {size[1]}",
                        "are these corners? then it is format screenspot_pro or ui_r1; else correct it")
     return [x, y, x + w, y + h]
+
+
+def _check_cell(row: Mapping[str, Any], columns: Mapping[str, str], platform: str | None) -> None:
+    """Raises RowError for a row that would make a cell of its own, see the module."""
+    from tasks.metrics.gui import PLATFORM_OF
+
+    kind = next(key for key, name in columns.items() if name == "ui_type")
+    found, source = row.get(kind), row.get("data_source")
+    if found is not None and found not in _KINDS:
+        raise RowError(f"'{kind}' text or icon", repr(found)[:40], f"correct the row.{did_you_mean(str(found), _KINDS)}")
+    named = platform is not None or "platform" in columns
+    if not named and source is not None and str(source).lower() not in PLATFORM_OF:
+        raise RowError(f"'data_source' as one of {', '.join(PLATFORM_OF)}, because the file's name holds none of "
+                       f"{', '.join(_PLATFORMS)}", repr(source)[:40],
+                       f"correct the row or name the file after its platform.{did_you_mean(str(source), PLATFORM_OF)}")
 
 
 def _kept(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, str]:
@@ -56,7 +75,9 @@ def _read(files: Iterable[Path], own: str, *, image_of: Callable[[Mapping[str, A
             image = picture(image_of(row), root, media)
             size = size_of(image)
             if row.get("img_size") is not None and list(number_list(row["img_size"], "img_size", (2,))) != list(size):
-                raise RowError(f"img_size as the picture has it, {list(size)}", repr(row["img_size"]), "is it the right picture?")
+                raise GeometryError(f"img_size as the picture has it, {list(size)}", repr(row["img_size"]),
+                                    "is it the right picture?")
+            _check_cell(row, columns, platform)
             params: dict[str, Any] = {**size_params([size]), **({"platform": platform} if platform else {}), **_kept(row, columns)}
             values = number_list(row.get("bbox"), "bbox", (4,))
             box = corners(values, size) if corners else values

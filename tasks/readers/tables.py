@@ -103,6 +103,7 @@ def read_files(files: Iterable[Path], read_one: Callable[[Path], Readout], on_er
         part = read_one(file)
         total.rejected += part.rejected
         total.skipped.update(part.skipped)
+        total.notes.update(part.notes)
         for sample, row in zip(part.samples, part.rows, strict=True):
             if sample.id in first_file and first_file[sample.id] != file:
                 rejected = Rejected(str(file), row, f"expected unique ids, found id {sample.id!r} again, first in "

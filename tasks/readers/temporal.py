@@ -1,13 +1,17 @@
 """Sets of sentences with their times in a video -> temporal grounding: Charades-STA, ActivityNet Captions, QVHighlights.
 
 charades_sta   txt, one query per line: `3MSZA 24.3 30.4##person turn a light on.` The official test file has 3720 queries over
-               1334 videos; some ends lie behind the video's end and are cut to it (params.adjusted, counted by
-               tasks.readers.videos.adjusted). Durations come from Charades_v1_{train,test}.csv (columns id and length) beside the
-               file or in `durations`, else from the videos. EasyVideoR1's charades_sta.json has no readable truths: read this txt.
+               1334 videos; 562 ends lie behind the video's end, by up to 1.5 s, and stay as they are (TALL, VTimeLLM and
+               VideoChat-R1 compare with them, 2D-TAN clips them). Durations come from Charades_v1_{train,test}.csv (columns id
+               and length) beside the file or in `durations`, else from the videos. EasyVideoR1's charades_sta.json has no readable
+               truths: read this txt.
 activitynet    {vid: {"duration": 82.7, "timestamps": [[s, e]], "sentences": [" He ..."]}}: ActivityNet Captions, VTimeLLM,
                VideoChat-R1 (also for Charades). What papers call ActivityNet's test split for grounding is val_2.json.
 qvhighlights   JSON Lines: qid, query, duration, vid, relevant_windows (several spans), relevant_clip_ids, saliency_scores. The
                test file of the release has no windows (its truth is in the moment_detr repository): those rows are errors.
+
+A query that ends before it starts, or lies outside its video, is left out and counted: 7 of Charades-STA's 12408 training
+queries, 4 of ActivityNet's 37421, none of their test queries.
 
 R1@m and mIoU count every row: a text that names no span is 0. Numbers on val, on re-encoded videos or on JSON variants with
 other roundings are not comparable with those on the official test file.
@@ -115,9 +119,8 @@ def read_charades_sta(path: str | Path, *, video_root: str | None = None, durati
         clip = clips.find(name, _FOLDERS)
         params = clips.facts(clip, {"vid": name, **({"duration": lengths[name]} if name in lengths else {})})
         seconds = clips.seconds(clip, params)
-        spans, notes = spans_of([times], seconds, "START END")
-        yield video_sample(check, own, name=f"{file.stem}-{number}", source="Charades-STA", question=sentence, truth=spans,
-                           video=clip, params={**params, "duration": seconds}, notes=notes)
+        yield video_sample(check, own, name=f"{file.stem}-{number}", source="Charades-STA", question=sentence, video=clip,
+                           truth=spans_of([times], seconds, "START END", skip=True), params={**params, "duration": seconds})
 
     return collect(file, text_lines(file), convert, on_error)
 
@@ -158,9 +161,8 @@ def read_activitynet(path: str | Path, *, video_root: str | None = None, video: 
         vid, place, duration, pair, sentence = row
         question, seconds = text_of(sentence, "sentence"), number_of(duration, "duration", 1e-6)
         clip = clips.find(vid, _FOLDERS)
-        spans, notes = spans_of([pair], seconds)
-        yield video_sample(check, own, name=f"{vid}-{place}", source=source, question=question, truth=spans, video=clip,
-                           params=clips.facts(clip, {"vid": vid, "duration": seconds}), notes=notes)
+        yield video_sample(check, own, name=f"{vid}-{place}", source=source, question=question, video=clip,
+                           truth=spans_of([pair], seconds, skip=True), params=clips.facts(clip, {"vid": vid, "duration": seconds}))
 
     return collect(file, _queries(file), convert, on_error)
 
@@ -178,11 +180,11 @@ def read_qvhighlights(path: str | Path, *, video_root: str | None = None, video:
             raise RowError("'relevant_windows'", f"keys {sorted(row)}", "the released test file has no truth: take train or "
                            "val, or the test file of the moment_detr repository")
         seconds = number_of(row.get("duration"), "duration", 1e-6)
-        spans, notes = spans_of(row["relevant_windows"], seconds, "relevant_windows")
+        spans = spans_of(row["relevant_windows"], seconds, "relevant_windows")
         clip = clips.find(row.get("vid"), _FOLDERS)
         own_params: dict[str, Any] = {k: row[k] for k in ("qid", "vid", "relevant_clip_ids", "saliency_scores") if k in row}
         yield video_sample(check, own, name=row_id(row.get("qid"), f"{file.stem}-{number}"), source="QVHighlights",
                            question=text_of(row.get("query"), "query"), truth=spans, video=clip,
-                           params=clips.facts(clip, {**own_params, "duration": seconds}), notes=notes)
+                           params=clips.facts(clip, {**own_params, "duration": seconds}))
 
     return collect(file, json_rows(file), convert, on_error)

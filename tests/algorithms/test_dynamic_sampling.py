@@ -9,6 +9,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError
 
 import pytest
 from hypothesis import given, settings
@@ -282,6 +283,8 @@ def test_user_errors_say_what_to_do() -> None:
         SamplerSettings(quota=1, max_tries=0)
     with pytest.raises(ConfigError, match=r"carry_share in \[0, 1\], found 1.5"):
         SamplerSettings(quota=1, carry_share=1.5)
+    with pytest.raises(ConfigError, match=r"carry_share in \[0, 1\], found -0.5"):
+        SamplerSettings(quota=1, carry_share=-0.5)
     with pytest.raises(ConfigError, match="tol at least 0, found nan"):
         SamplerSettings(quota=1, tol=float("nan"))
 
@@ -314,6 +317,34 @@ def test_solved_by_all_means_at_the_upper_end_of_the_tasks_rewards() -> None:
     assert _verdict_of([0.7, 0.7], top=0.7)[1] == ["all_one"]
     for low in ([-0.5, -0.5], [0.0, 0.0]):
         assert _verdict_of(low, top=1.0)[1] == ["all_zero"], "none earned anything"
+
+
+def test_a_reward_just_below_the_top_is_not_solved() -> None:
+    assert _verdict_of([0.9, 0.9])[1] == [] and len(_verdict_of([0.9, 0.9])[2]) == 1
+    assert _verdict_of([1 - 1e-10, 1 - 1e-10])[1] == ["all_one"], "rounding of a sum of parts"
+
+
+def test_settings_by_default_and_what_cannot_be_changed() -> None:
+    made = SamplerSettings(quota=4)
+    assert (made.max_attempts, made.carry_share, made.max_tries) == (3, 0.25, 3), "as README and configs say"
+    with pytest.raises(FrozenInstanceError):
+        made.quota = 2  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        SamplerSettings(4)  # type: ignore[misc]
+    sampler = DynamicSampler(made)
+    assert sampler.state_dict()["credit"] == 0.0
+    sampler.begin_step(0)
+    ticket = sampler.ask(_stream())[0]
+    assert ticket.tries == 0
+    with pytest.raises(FrozenInstanceError):
+        ticket.tries = 1  # type: ignore[misc]
+
+
+def test_when_stream_and_queue_end_in_one_call_the_places_after_stay_empty_but_are_tried() -> None:
+    answers = iter([("coco", "a"), None, ("coco", "b")])  # a stream that pauses, as one of another stage may
+    sampler = DynamicSampler(SamplerSettings(quota=3, max_attempts=1))
+    sampler.begin_step(0)
+    assert [t.sample_id for t in sampler.ask(lambda: next(answers))] == ["a", "b"]
 
 
 def test_the_caller_may_decide_what_is_kept() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -222,9 +223,35 @@ def test_ema_refuses_other_states_and_settings() -> None:
         EmaScale().load_state_dict(inside)
     EmaScale(EmaSettings(within=True)).load_state_dict(inside)
     EmaScale().load_state_dict({"mean": {}, "std": {}})  # of a run that never used it
-    for wrong in ({"decay": 1.0}, {"min_std": 0.0}, {"limit": 0.0}):
+    with pytest.raises(CheckpointError, match="'b'"):
+        EmaScale().load_state_dict({"mean": {"a": 1}, "square": {"a": 1, "b": 1}})
+    for wrong in ({"decay": 1.0}, {"decay": 1.5}, {"decay": -0.5}, {"min_std": 0.0}, {"limit": 0.0}):
         with pytest.raises(ConfigError, match="expected ema"):
             EmaSettings(**wrong)
+
+
+def test_ema_settings_are_onethinkers_and_cannot_be_changed() -> None:
+    assert (EmaSettings().decay, EmaSettings().limit, EmaSettings().min_std) == (0.99, 5.0, 1e-3)
+    with pytest.raises(TypeError):
+        EmaSettings(0.9)  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        EmaSettings().decay = 0.5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_ema_of_what_was_never_seen_or_never_differs(within: bool) -> None:
+    ema = EmaScale(EmaSettings(within=within))
+    assert ema.std("never seen") == ema.settings.min_std and ema.fallbacks == 0
+    ema.update([("same", [0.2, 0.2, 0.2])])  # rounding leaves E[r^2] - E[r]^2 below 0
+    assert ema.std("same") == ema.settings.min_std
+    ema.update([("t", [0.0, 1.0, 0.5]), ("t", [0.2, 0.4])])
+    assert ema.metrics()["t/mean"] == pytest.approx((0.5 + 0.3) / 2 if within else 2.1 / 5)
+
+
+def test_ema_at_its_limit_keeps_the_running_scale() -> None:
+    ema = EmaScale(EmaSettings(within=True, limit=0.5, decay=0.0))
+    ema.load_state_dict({"mean": {"t": 0.5}, "std": {"t": 1.0}})
+    assert ema.advantages("t", [0.0, 1.0]) == [-0.5, 0.5] and ema.fallbacks == 0
 
 
 # difficulty

@@ -18,6 +18,7 @@ from mmrl.algorithms import EntropyBonus, EntropySettings, ObjectiveSettings, gr
 
 _torchvision_cpu.install()  # TRL imports torchvision, which beside a CPU torch needs help
 pytest.importorskip("trl")
+pytestmark = pytest.mark.slow  # importing TRL takes longer than all else here
 MAX_LENGTH = 9
 TRL_NAME = {"sequence_mean": "grpo", "token_mean": "dapo", "dr_grpo": "dr_grpo"}
 

@@ -16,6 +16,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+from mmrl.cli.evaluation import _taught
 from mmrl.cli.main import app
 from mmrl.config import DataSource, RunConfig, load_config
 from mmrl.errors import ConfigError, MMRLError, RegistryError
@@ -236,6 +237,14 @@ def test_every_option_that_is_a_place_is_known_as_one() -> None:
     words = {"frame", "on_error", "split", "split_by", "task", "encoding", "problem_key", "answer_key", "images_key", "videos_key",
              "dataset", "type_key", "ask", "language", "level", "subsplit", "part", "space", "source", "form"}
     assert options - places == words, "a new option: is it a folder, a file or an address? Then its name must say so (mmrl.trust)"
+
+
+@pytest.mark.parametrize("params", [{"shared": 3}, {"tasks": ["grounding"]}, {"tasks": {"grounding": "x"}}, {"shared": "{}"}])
+def test_parameters_that_are_none_are_an_error_in_words(params: dict[str, Any]) -> None:
+    """Of a checkpoint that was trained on several tasks; a traceback before."""
+    config = RunConfig.model_validate({"data": {"train": [{"task": "mixed", "path": "x", "params": params}]}})
+    with pytest.raises(ConfigError, match=r"expected parameters of task mixed in the checkpoint's settings, found .* --config"):
+        _taught(config, "grounding")
 
 
 @pytest.mark.parametrize("value", ["/etc/passwd", "~/x", "~root/x", "http://x/y", "file:///etc", "a/../b", "../x", "C:\\x\\y",

@@ -171,6 +171,7 @@ def test_an_archive_that_unpacks_without_end_is_left(tmp_path: Path, monkeypatch
     assert len(rows) < 100 and "unpacks" in str(rows[-1][1])
 
 
+@pytest.mark.slow
 def test_a_feature_of_endless_numbers_is_refused() -> None:
     def field(number: int, data: bytes) -> bytes:
         size, out = len(data), b""

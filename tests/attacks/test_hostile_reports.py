@@ -90,22 +90,26 @@ def test_what_broke_it_once(known: tuple[Any, str, str | None], tmp_path: Path) 
     assert build_report(tmp_path).is_file()
 
 
-@pytest.mark.parametrize("kind", ["link", "bytes", "link to a folder", "long name"])
+@pytest.mark.parametrize("kind", ["link", "bytes", "link to a folder", "link to a clip", "long name"])
 def test_only_clips_of_the_run_are_embedded(kind: str, tmp_path: Path) -> None:
     """The page holds the bytes of clips: a link, or a clip that is none, would carry another file to whoever gets the page."""
     run = robot_run(tmp_path / "run")
     (tmp_path / "secret.txt").write_text(SECRET, encoding="utf-8")
-    for clip in run.glob("eval/*/videos/*.mp4"):
+    clips = sorted(run.glob("eval/*/videos/*.mp4"))
+    private = clips[0].read_bytes() + SECRET.encode()
+    (tmp_path / "private.mp4").write_bytes(private)
+    for clip in clips:
         clip.unlink()
         if kind == "bytes":
             clip.write_text(SECRET, encoding="utf-8")
         elif kind.startswith("link"):
-            clip.symlink_to(tmp_path / ("secret.txt" if kind == "link" else "."))
+            clip.symlink_to(tmp_path / {"link": "secret.txt", "link to a folder": ".", "link to a clip": "private.mp4"}[kind])
     if kind == "long name":
         for file in run.glob("eval/*/predictions.jsonl"):
             file.write_text(file.read_text().replace("_eval-0.mp4", "x" * 3000), encoding="utf-8")
     page = build_report(run).read_text(encoding="utf-8")
     assert base64.b64encode(SECRET.encode()).decode()[:60] not in page and "secret words" not in page
+    assert base64.b64encode(private).decode()[:200] not in page
     assert "not a clip in the folder of the run" in page or "the clip is missing" in page
 
 

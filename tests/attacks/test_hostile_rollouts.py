@@ -50,6 +50,7 @@ def log(path: Path, *lines: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_whatever_a_line_holds_only_that_line_is_broken(tmp_path: Path) -> None:
     rows = [changed(key, value) for key, values in WRONG.items() for value in values]
     raw = [b"[" * 10**6, b'{"a":' * 10**6, b"\xff\xfe\x00", b"9" * 10**5, b"null", b'{"text": "' + b"x" * (65 << 20)]

@@ -1,6 +1,7 @@
 """Pictures and clips that say one thing and are another, or cost far more than their bytes: refused by their headers."""
 from __future__ import annotations
 
+import io
 import os
 import tracemalloc
 from pathlib import Path
@@ -60,6 +61,28 @@ def test_listed_formats_are_opened(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.{name}"
     Image.new("RGB", (32, 24), (10, 20, 30)).save(path)
     assert open_image(path).size == (32, 24)
+
+
+def with_scans(folder: Path, count: int) -> Path:
+    """A progressive JPEG of grey whose last scan, which adds nothing, stands there `count` times more."""
+    stream = io.BytesIO()
+    Image.new("L", (64, 64), 100).save(stream, "JPEG", progressive=True)
+    data = stream.getvalue()
+    last, end = data.rindex(b"\xff\xda"), len(data) - 2
+    assert data[end:] == b"\xff\xd9"
+    path = folder / f"{count}.jpg"
+    path.write_bytes(data[:end] + data[last:end] * count + data[end:])
+    return path
+
+
+def test_a_progressive_picture_of_thousands_of_scans_is_refused(tmp_path: Path) -> None:
+    """Each scan is a pass over all pixels and has 20 bytes here: 250 kB hold 10,000 of them."""
+    plain = open_image(with_scans(tmp_path, 0))
+    assert np.array_equal(np.asarray(open_image(with_scans(tmp_path, 60))), np.asarray(plain)), "the passes change nothing"
+    for count in (100, 5000):
+        with pytest.raises(MediaError, match="at most 100 scans") as caught:
+            open_image(with_scans(tmp_path, count))
+        assert caught.value.kind == "unsupported"
 
 
 def test_deep_grey_takes_little_more_memory_than_it_has(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def answering(talk: Callable[[socket.socket, bytes], None]) -> Iterator[tuple[in
         allow_reuse_address, daemon_threads = True, True
 
     with Server(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server.server_address[1], heard
         server.shutdown()
 
@@ -91,30 +92,50 @@ def test_this_machine_is_not_fetched_from_however_it_is_spelled(host: str, tmp_p
         assert not heard and "public http(s) address" in str(caught.value)
 
 
-def test_a_name_of_one_private_address_is_not_fetched_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a resolver answers for a name that belongs to an attacker: a public address and this machine's."""
-    def resolve(host: Any, port: int, *args: Any, **kwargs: Any) -> Any:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port)) for a in ("93.184.216.34", "127.0.0.1")]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with pytest.raises(RequestError, match="public http"):
-        fetch("http://rebind.example/", tmp_path)
-
-
-def test_the_connection_goes_to_the_address_that_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DNS rebinding: the name means this machine from the second question on, and nobody asks a second time."""
-    asked, connected = [], []
+def connections(monkeypatch: pytest.MonkeyPatch, *answers: Sequence[str]) -> tuple[list[str], list[tuple[str, int]]]:
+    """(names that are asked about, (address, port) of connections tried), both still empty: a resolver that gives `answers` in
+    turn, the last one again and again, and no network."""
+    asked: list[str] = []
+    tried: list[tuple[str, int]] = []
 
     def resolve(host: Any, port: int, *args: Any, **kwargs: Any) -> Any:
         asked.append(host)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34" if len(asked) == 1 else "127.0.0.1", port))]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port)) for a in answers[min(len(asked), len(answers)) - 1]]
 
     async def connect(self: Any, host: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        connected.append((host, port))
+        tried.append((host, port))
         raise httpcore.ConnectError("no network in tests")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", connect)
+    return asked, tried
+
+
+@pytest.mark.parametrize("addresses", [("93.184.216.34", "127.0.0.1"), ("10.0.0.1", "93.184.216.34")])
+def test_a_name_of_one_private_address_is_not_fetched_from(addresses: Sequence[str], tmp_path: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a resolver answers for a name that belongs to an attacker: a public address and one inside. Neither is tried."""
+    asked, tried = connections(monkeypatch, addresses)
+    with pytest.raises(RequestError, match="public http"):
+        fetch("http://rebind.example/", tmp_path)
+    assert asked == ["rebind.example"] and tried == []
+
+
+@pytest.mark.parametrize("port", [8080, 22, 1])
+def test_public_addresses_are_fetched_from_at_the_ports_of_the_web_only(port: int, tmp_path: Path,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tried = connections(monkeypatch, ["93.184.216.34"])
+    with pytest.raises(RequestError, match="public http"):
+        fetch(f"http://site.example:{port}/", tmp_path)
+    assert tried == []
+    with pytest.raises(RequestError, match="public http"):
+        fetch("http://site.example:443/", tmp_path)
+    assert tried == [("93.184.216.34", 443)]
+
+
+def test_the_connection_goes_to_the_address_that_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS rebinding: the name means this machine from the second question on, and nobody asks a second time."""
+    asked, connected = connections(monkeypatch, ["93.184.216.34"], ["127.0.0.1"])
     with pytest.raises(RequestError, match="public http"):
         fetch("http://rebind.example/a.png", tmp_path)
     assert asked == ["rebind.example"] and connected == [("93.184.216.34", 80)]
@@ -186,6 +207,33 @@ def test_what_is_fetched_is_bounded(tmp_path: Path) -> None:
             fetch(f"http://127.0.0.1:{port}/", tmp_path, f"127.0.0.1:{port}", body_bytes=1000)
         with pytest.raises(RequestError, match="found none"):
             fetch(f"http://127.0.0.1:{port}/".replace("http", "gopher"), tmp_path, f"127.0.0.1:{port}")
+
+
+def test_one_client_whose_hosts_are_slow_leaves_room_for_others(tmp_path: Path) -> None:
+    """A handful of requests to a host that drips held all places until their time was up, again and again."""
+    async def both(slow: int, fast: int) -> tuple[Fetcher, list[str], list[str]]:
+        fetcher = Fetcher(MediaRules(hosts=(f"127.0.0.1:{slow}", f"127.0.0.1:{fast}")), Limits(fetches=4, fetch_s=20.0))
+
+        def fetching(port: int, client: str) -> asyncio.Task[list[str]]:
+            media = [Media("image", f"http://127.0.0.1:{port}/", "part")]
+            return asyncio.ensure_future(fetcher.files(media, tmp_path, Hold(Budget(1 << 30)), client))
+
+        slow_ones = [fetching(slow, "a") for _ in range(12)]
+        await asyncio.sleep(0.5)
+        try:
+            found = await fetching(fast, "b"), await fetching(fast, "c")
+            assert not any(task.done() for task in slow_ones), "while all of them are at it"
+            return fetcher, *found
+        finally:
+            for task in slow_ones:
+                task.cancel()
+            await asyncio.gather(*slow_ones, return_exceptions=True)
+
+    with answering(drip(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")) as (slow, _), answering(whole(b"yes")) as (fast, _):
+        fetcher, *found = asyncio.run(both(slow, fast))
+        assert [Path(path).read_bytes() for [path] in found] == [b"yes", b"yes"]
+    gc.collect()
+    assert not fetcher._places_of, "nothing is kept of clients that are gone"
 
 
 def test_a_named_host_means_its_own_ports_only(tmp_path: Path) -> None:

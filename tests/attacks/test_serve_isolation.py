@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -14,6 +15,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -30,6 +32,7 @@ from mmrl.serve.pool import Readers, _Job, _Turns
 from mmrl.serve.preparing import Reading, Recipe
 from mmrl.serve.protocol import Defaults
 from mmrl.types import Sample
+from scripts._serve_kit import HEAD, raw, said
 from tests.clip_kit import make_clip
 from tests.engine_kit import picture, policy
 from tests.serve.serve_kit import Server, asking, serving
@@ -110,6 +113,24 @@ def test_what_takes_too_long_is_killed_and_small_requests_do_not_wait(tmp_path: 
         assert isinstance(again, Reading) and again.prompt is not None, "the process was replaced"
 
 
+def test_small_requests_overtake_large_ones(tmp_path: Path) -> None:
+    """The first process waits for them, however many large ones are waiting for the others."""
+    large = body_of([*bomb(25, 60), {"type": "text", "text": "?"}])
+
+    async def both(readers: Readers) -> list[Reading]:
+        work = [asyncio.ensure_future(readers.read(large, str(tmp_path))) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        small = [await readers.read(body, str(tmp_path)) for body in (body_of("x"), body_of(asking("one", picture((56, 56)))))]
+        assert not any(task.done() for task in work), "while all of them are under way"
+        readers.close()
+        ends = await asyncio.gather(*work, return_exceptions=True)  # those that no process had taken as well: at once
+        assert all(isinstance(end, RequestError) and end.status == 503 for end in ends)
+        return small
+
+    with started(readers_of()) as readers:
+        assert all(one.prompt is not None for one in asyncio.run(both(readers)))
+
+
 def test_memory_beyond_the_limit_ends_one_request(tmp_path: Path) -> None:
     with started(readers_of(worker_bytes=64 << 20)) as readers:
         [refused] = read(readers, tmp_path, body_of([*bomb(45), {"type": "text", "text": "?"}]))
@@ -158,35 +179,41 @@ def test_clients_take_turns() -> None:
     assert taken == ["a1", "b1", "c1", "b2", "a3", "a4"] and not len(turns)
 
 
+def test_an_answer_that_cannot_be_taken_costs_its_request_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is no memory for it: the thread that feeds the process ended, and whoever it served waited for ever."""
+    with started(readers_of(workers=1)) as readers:
+        [fine] = read(readers, tmp_path, body_of("x"))
+        assert isinstance(fine, Reading)
+        failures = [MemoryError("no room for this answer")]
+
+        def loads(data: bytes) -> Any:
+            if failures:
+                raise failures.pop()
+            return pickle.loads(data)
+
+        monkeypatch.setattr("mmrl.serve.pool.pickle", SimpleNamespace(loads=loads, dumps=pickle.dumps))
+        [lost] = read(readers, tmp_path, body_of("y"))
+        assert isinstance(lost, RequestError) and lost.code == "crashed"
+        [again] = read(readers, tmp_path, body_of("z"))
+        assert isinstance(again, Reading) and again.prompt is not None
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server keeps what requests carry."""
+    return tmp_path_factory.mktemp("scratch")
+
+
+@pytest.fixture(scope="module")
+def server(scratch: Path) -> Iterator[Server]:
     with serving("--max-connections", "24", "--header-timeout", "3", "--body-timeout", "3", "--max-held-mib", "4",
-                 "--max-body-mib", "3", "--send-timeout", "3", "--workers", "2") as running:
+                 "--max-body-mib", "3", "--send-timeout", "3", "--workers", "2", environment={"TMPDIR": str(scratch)}) as running:
         yield running
-
-
-def raw(server: Server, data: bytes) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=60)
-    connection.sendall(data)
-    return connection
-
-
-def said(connection: socket.socket) -> bytes:
-    """All that the server says until it closes."""
-    found = b""
-    with contextlib.suppress(ConnectionResetError):
-        while data := connection.recv(65536):
-            found += data
-    return found
-
-
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 def test_half_heads_end_and_make_room(server: Server) -> None:
     """300 were kept for ever. Beyond the most connections, the oldest without a request goes."""
-    sockets = [raw(server, HEAD[:40]) for _ in range(60)]
+    sockets = [raw(server.port, HEAD[:40]) for _ in range(60)]
     assert server.text(QUESTION, max_tokens=1) is not None, "there is room for one that asks"
     ends = [said(connection) for connection in sockets]
     assert sum(b" 408 " in end for end in ends) >= 20 and all(end == b"" or b" 408 " in end for end in ends)
@@ -195,12 +222,23 @@ def test_half_heads_end_and_make_room(server: Server) -> None:
 @pytest.mark.parametrize("beginning", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea",
                                        b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nabc"])
 def test_other_ways_to_say_nothing_end_too(server: Server, beginning: bytes) -> None:
-    connection = raw(server, beginning)
+    connection = raw(server.port, beginning)
     assert isinstance(said(connection), bytes)  # returns: the server closed
 
 
+@pytest.mark.parametrize("path", [b"/nothing", b"/v1/models"])
+def test_bodies_that_are_of_no_use_keep_nobody_out(server: Server, path: bytes) -> None:
+    """An answer that needs no body (a wrong path or method, as a wrong key) comes before it: such connections stayed until the
+    body's time was up, and whoever had no key could take them all."""
+    sockets = [raw(server.port, b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nabc") for _ in range(40)]
+    assert sockets[-1].recv(12) in (b"HTTP/1.1 404", b"HTTP/1.1 405")
+    assert server.text(QUESTION, max_tokens=1) is not None
+    for connection in sockets:
+        connection.close()
+
+
 def test_bodies_that_do_not_come_end(server: Server) -> None:
-    connection = raw(server, HEAD + b"Content-Length: 1000\r\n\r\n{")
+    connection = raw(server.port, HEAD + b"Content-Length: 1000\r\n\r\n{")
     end = said(connection)
     assert b"408 Request Timeout" in end and b"--body-timeout" in end
 
@@ -215,7 +253,7 @@ def test_unfinished_bodies_are_held_within_a_budget(server: Server) -> None:
     """20 connections with 190 MB each held 3.6 GB before; now those beyond the budget are refused, and small requests go on."""
     sockets = []
     for _ in range(6):
-        connection = raw(server, HEAD + b"Content-Length: 3000000\r\n\r\n")
+        connection = raw(server.port, HEAD + b"Content-Length: 3000000\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             connection.sendall(b"x" * 2_000_000)
         sockets.append(connection)
@@ -231,15 +269,23 @@ def test_lengths_are_told_and_true(server: Server) -> None:
                          (b"Content-Length: 99999999999999\r\n\r\nx", b" 413 "), (b"Content-Length: -1\r\n\r\n", b" 400 "),
                          (b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}", b" 400 "),
                          (b"X-Long: " + b"x" * 200_000 + b"\r\n\r\n", b" 400 ")):
-        found = said(raw(server, HEAD + head))
+        found = said(raw(server.port, HEAD + head))
         assert status in found[:40], (head[:40], found[:200])
+
+
+def test_chunks_are_refused_by_the_head(server: Server) -> None:
+    """Not by the application, which would be asked after all chunks that have come were parsed: 200,000 of one byte a second."""
+    found = said(raw(server.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000))
+    assert b" 411 " in found[:40] or found == b"", found[:200]  # closed while the client was still sending
+    quiet = said(raw(server.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n"))
+    assert b" 411 " in quiet[:40] and quiet.endswith(b"\r\n\r\n"), quiet[:200]
 
 
 def test_malformed_requests_are_never_the_servers_fault(server: Server) -> None:
     for sent in (b'{"seed": ' + b"9" * 5000 + b"}", b'{"temperature": 1' + b"0" * 400 + b"}", b'{"user": "\\ud800"}',
                  b"[" * 100_000,
                  json.dumps({"model": server.model, "messages": [{"role": "user", "content": "\ud800"}]}).encode()):
-        found = said(raw(server, HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(sent) + sent))
+        found = said(raw(server.port, HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(sent) + sent))
         assert b" 400 " in found[:40] and b"invalid_request_error" in found, (sent[:60], found[:300])
 
 
@@ -272,6 +318,16 @@ def test_short_questions_do_not_wait_behind_long_answers(server: Server) -> None
     finally:
         for stream in streams:
             stream.close()
+
+
+def test_what_a_request_carried_is_not_kept_while_it_is_answered(server: Server, scratch: Path) -> None:
+    """Its files were there until the last token: 1024 requests of 256 MiB may wait."""
+    stream = server.chat(asking("what?", picture((112, 84))), stream=True, n=64, max_tokens=6000, temperature=10.0)
+    try:
+        next(iter(stream))
+        assert [f for f in scratch.rglob("*") if f.is_file()] == []
+    finally:
+        stream.close()
 
 
 def test_stop_texts_of_a_megabyte_are_refused_and_long_ones_matched(server: Server) -> None:

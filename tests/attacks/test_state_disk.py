@@ -21,9 +21,9 @@ from mmrl.files import append, optional, write_text, writing
 from mmrl.report import build_report
 from mmrl.trackers import Trackers
 from mmrl.trainer import Trainer
-from scripts._torture_trust_state import leaving, small_disk, torn
+from scripts._torture_trust_state import file_size_limit, leaving, small_disk, torn
 from scripts.torture_resume import differences
-from tests.engine_kit import album_data, config_file, file_size_limit, picture, read_jsonl, small_run
+from tests.engine_kit import album_data, config_file, picture, read_jsonl, small_run
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,7 @@ def settings(tmp_path: Path, where: Path, *overrides: str) -> Any:
     return load_config(config_file(tmp_path / "c.yaml", tree), list(overrides))
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_under_a_run(tmp_path: Path, disk: Path) -> None:
     """At two places: room for a line, room for some files of a checkpoint (scripts/torture_trust.py: at every page)."""
     Trainer(settings(tmp_path, tmp_path / "calm")).fit()
@@ -115,6 +116,7 @@ def test_the_commands_end_with_words_and_status_2(tmp_path: Path, disk: Path, mo
     assert not [p for p in disk.rglob("*") if p.is_file() and p.stat().st_size], "nothing half-written is left"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread says it too
 def test_what_is_optional_goes_on(tmp_path: Path, disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The timeline, TensorBoard and the cache on a disk without room, the run on another one."""

@@ -53,7 +53,7 @@ def run_of(tmp_path: Path, **sections: Any) -> Any:
     tree = small_run(tmp_path / "runs", "", train={"steps": 3, "prompts_per_step": 4, "keep_last": 9, "log_rollouts": 9,
                                                    "tensorboard": True}, **sections)
     tree["data"] = {"train": [{"task": task, "path": str(tmp_path / "train.jsonl")}],
-                    "eval": [{"task": task, "path": str(tmp_path / "held.jsonl")}]}
+                    "eval": [{"task": task, "path": str(tmp_path / "held.jsonl")}], "on_error": "record"}
     tree["reward"] = {"workers": 1, "timeout_s": 60.0}
     return config_file(tmp_path / "c.yaml", tree)
 

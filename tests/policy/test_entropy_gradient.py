@@ -9,11 +9,20 @@ import pytest
 import torch
 
 from mmrl.config import load_config
-from mmrl.media import open_image
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Entropy, Policy
 from mmrl.trainer import Trainer
-from tests.engine_kit import Album, config_file, fresh_policy, picture, read_jsonl, sample_with, small_run, tiny_folder
+from tests.engine_kit import (
+    Album,
+    config_file,
+    fresh_policy,
+    picture,
+    plain_logits,
+    read_jsonl,
+    sample_with,
+    small_run,
+    tiny_folder,
+)
 from tests.test_memory import allocated_peak
 
 TASK = Album()
@@ -53,17 +62,9 @@ def test_gradient_is_that_of_finite_differences() -> None:
 
 def plain_entropies(p: Policy, model: Any, sample: Any, texts: Any, temperature: float) -> torch.Tensor:
     """Entropies by transformers alone, one completion at a time, the whole vocabulary at once."""
-    text = p.processor.apply_chat_template(TASK.messages(sample, p.template), add_generation_prompt=True, tokenize=False)
-    opened, rows = [open_image(path) for path in sample.images], []
-    for tokens in texts:
-        inputs = dict(p.processor(text=[text], images=opened or None, return_tensors="pt"))
-        extra, length = torch.tensor([list(tokens)]), inputs["input_ids"].shape[1]
-        inputs["input_ids"] = torch.cat([inputs["input_ids"], extra], 1)
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        if "mm_token_type_ids" in inputs:
-            inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(extra)], 1)
-        row = model(**inputs).logits[0, length - 1:-1].float() / temperature
-        row = row.index_fill(-1, p.banned, -1e4)
+    rows = []
+    for _, logits in plain_logits(p, model, TASK, sample, texts):
+        row = (logits / temperature).index_fill(-1, p.banned, -1e4)
         rows.append(torch.distributions.Categorical(logits=row).entropy())
     return torch.cat(rows)
 

@@ -7,19 +7,27 @@ import sys
 import pytest
 
 from tests.device_worker import PARTS
-from tests.engine_kit import ENVIRONMENT, REPO
+from tests.engine_kit import ARCHITECTURES, ENVIRONMENT, REPO
 
 pytestmark = pytest.mark.slow
-CASES = [f"ok {dtype}-{parts}" for dtype in ("fp32", "bf16") for parts in PARTS]
+CASES = [f"{dtype}-{parts}" for dtype in ("fp32", "bf16") for parts in PARTS]
 
 
-@pytest.mark.parametrize("arguments", [("qwen2_vl",), ("qwen2_5_vl", "vllm"), ("qwen3_vl",)], ids=" with ".join)
-def test_a_run_on_another_device_samples_scores_and_learns(arguments: tuple[str, ...]) -> None:
-    # a process of its own: a device once registered with torch stays known to everything in the process
-    done = subprocess.run([sys.executable, "-m", "tests.device_worker", *arguments], cwd=REPO, env=ENVIRONMENT, text=True,
-                          capture_output=True, timeout=600, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))]
-    assert done.returncode == 0 and lines == CASES, (lines, done.stderr[-3000:])
+@pytest.fixture(scope="module")
+def told() -> tuple[list[str], str]:
+    """What a process of its own says of each case, and its errors: a device once registered with torch stays known to everything in
+    a process."""
+    command = [sys.executable, "-m", "tests.device_worker", "qwen2_vl", "qwen3_vl", "qwen2_5_vl+vllm"]
+    done = subprocess.run(command, cwd=REPO, env=ENVIRONMENT, text=True, capture_output=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line for line in done.stdout.splitlines() if line.startswith(("ok ", "failed "))], done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_run_on_another_device_samples_scores_and_learns(arch: str, told: tuple[list[str], str]) -> None:
+    """Of qwen2_5_vl also with vLLM."""
+    lines, errors = told
+    assert [line for line in lines if f" {arch}-" in line] == [f"ok {arch}-{case}" for case in CASES], (lines, errors)
 
 
 def test_the_device_refuses_tensors_of_the_cpu() -> None:

@@ -15,10 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrl.config import LoraSettings
-from mmrl.media import open_image
 from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
 from mmrl.policy.policy import Policy
-from tests.engine_kit import ARCHITECTURES, PHOTO_SIZES, Album, fresh_policy, picture, policy, sample_with, tiny_folder
+from tests.engine_kit import (
+    ARCHITECTURES,
+    PHOTO_SIZES,
+    Album,
+    fresh_policy,
+    picture,
+    plain_logits,
+    policy,
+    sample_with,
+    tiny_folder,
+)
 from tests.fast_kit import first_fast
 from tests.rounding_kit import assert_same
 
@@ -88,21 +97,10 @@ def plain_logps(p: Policy, model: Any, sizes: Sequence[tuple[int, int]], questio
                 texts: Sequence[Sequence[int]], temperature: float) -> torch.Tensor:
     """Log-probs by transformers alone, one row at a time, positions and masks of its own making."""
     sample = sample_with([picture(size, number) for size in sizes], question, number)
-    text = p.processor.apply_chat_template(
-        TASK.messages(sample, p.template), add_generation_prompt=True, tokenize=False
-    )
-    opened = [open_image(path) for path in sample.images]
     rows = []
-    for tokens in texts:
-        inputs = dict(p.processor(text=[text], images=opened or None, return_tensors="pt"))
-        extra, length = torch.tensor([list(tokens)]), inputs["input_ids"].shape[1]
-        inputs["input_ids"] = torch.cat([inputs["input_ids"], extra], 1)
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        if "mm_token_type_ids" in inputs:
-            inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(extra)], 1)
-        logits = model(**inputs).logits[0, length - 1:-1].float() / temperature
-        logits[:, p.banned] = float("-inf")
-        rows.append(logits.log_softmax(-1).gather(-1, extra[0][:, None])[:, 0])
+    for tokens, logits in plain_logits(p, model, TASK, sample, texts):
+        logits = (logits / temperature).index_fill(-1, p.banned, float("-inf"))
+        rows.append(logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0])
     return torch.cat(rows)
 
 

@@ -86,7 +86,7 @@ def test_what_a_step_has_encoded_cannot_vanish_under_it(tmp_path: Path) -> None:
 def test_a_clip_that_vanishes_in_the_middle_of_training_is_one_failed_group(tmp_path: Path) -> None:
     data = mixed_file(tmp_path / "data")
     tree = small_run(tmp_path / "runs", data, train={"steps": 3, "prompts_per_step": 5}, algorithm={"dynamic_sampling": False},
-                     data={"video": VIDEO, "prompt_cache_gib": 0.0}, alarms={"stop": []})
+                     data={"video": VIDEO, "prompt_cache_gib": 0.0, "on_error": "record"}, alarms={"stop": []})
     made: Trainer
 
     def on_event(kind: str, payload: Any) -> None:
@@ -104,7 +104,7 @@ def test_a_view_whose_pixels_are_gone_costs_the_view_and_not_the_run(tmp_path: P
     data = mixed_file(tmp_path / "data")
     tree = small_run(tmp_path / "runs", data, train={"steps": 2, "prompts_per_step": 5}, model={"freeze": ["vision", "projector"]},
                      algorithm={"dynamic_sampling": False, "contrast": {"kind": "shuffle", "skip": False}},
-                     data={"video": VIDEO}, alarms={"stop": []})
+                     data={"video": VIDEO, "on_error": "record"}, alarms={"stop": []})
     made: Trainer
 
     def on_event(kind: str, payload: Any) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +30,9 @@ def test_two_gpus_are_told_apart_by_their_index(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", happened.append)
-    monkeypatch.setattr(world, "Accelerator", lambda **options: happened.append("accelerator"))
+    alone = SimpleNamespace(num_processes=1, device=torch.device("cuda"))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(world, "Accelerator", lambda **options: happened.append("accelerator") or alone)
     World(torch.device("cuda:1"))
     assert happened == [torch.device("cuda:1"), "accelerator"], "accelerate takes the GPU that is current when it starts"
     happened.clear()
@@ -41,6 +45,30 @@ def test_two_gpus_are_told_apart_by_their_index(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("LOCAL_RANK")
     with pytest.raises(ConfigError, match=r"model\.device .* of the 2 GPUs.*'cuda:2'"):
         World(torch.device("cuda:2"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["None", "torch.device('cpu')"])
+def test_launched_processes_are_one_run(device: str, tmp_path: Path) -> None:
+    """Also where no device is named and there is no GPU: accelerate itself makes each a run of its own then."""
+    file = tmp_path / "join.py"
+    # each process tells in a file of its own: two that print at once may write into one line
+    file.write_text(f"import os, pathlib, torch; from mmrl.world import World; w = World({device}); ranks = w.gather([w.rank]); "
+                    "pathlib.Path(__file__).with_name('told' + os.environ['RANK']).write_text(str(ranks)); w.close()")
+    environment = {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(file)],
+                          cwd=REPO, env=environment, capture_output=True, text=True, timeout=300)
+    told = [path.read_text() for path in sorted(tmp_path.glob("told*"))]
+    assert told == ["[0, 1]"] * 2, done.stderr
+
+
+def test_processes_that_do_not_join_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
+    monkeypatch.setattr(world, "Accelerator", lambda **options: alone)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"expected a run of 2 processes .* found that they do not join: 1 on cpu"):
+        World(None)
 
 
 @pytest.mark.gpu

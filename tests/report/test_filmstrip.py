@@ -313,6 +313,7 @@ def test_many_states_draw_fewer_samples(grey: str) -> None:
     assert "spans of 16 sampled answers" in Figures(Path()).drawing(row, layers[:1])
 
 
+@pytest.mark.slow
 def test_hostile_rows_stay_text(run: Path) -> None:
     detail = {"gold_spans": [["a", 1], [2, 1], [float("nan"), 2], None, [0, 1e308], [-5, 99]], "pred_spans": "x", "gold_text": BAD,
               "pred_tracks": {BAD: [1, 2, 3, 4], "1": "box", "nan": [1, 2, 3, 4], "0.5": [1, 2, 3, None], "2": [-1e9, 0, 1e9, 5]},

@@ -231,6 +231,7 @@ def test_a_task_without_boxes_or_pictures_is_reported_by_reward(new_run: NewRun)
     assert "Held-out Reward (sampled, avg@2)" in page.text and "no picture" in page.text
 
 
+@pytest.mark.slow
 def test_long_runs_stay_small(new_run: NewRun) -> None:
     run = new_run(steps=3000, done=3000, every=1000, pictures=4)
     page = build_report(run)

@@ -3,14 +3,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.counting import MODES, closeness, make_counting_reward, parse_count, point_closeness
+from rewards.counting import MODES, closeness, found_points, make_counting_reward, parse_count, point_closeness
 
 count = st.integers(0, 60)
 point = st.tuples(st.floats(0, 1000), st.floats(0, 1000))
@@ -91,8 +93,68 @@ def test_points_are_matched_by_the_smallest_distance(predicted: list[tuple[float
     assert value == pytest.approx(1 - best / len(few) / (1000 * math.sqrt(2)), abs=1e-6)
 
 
-def test_points_mode_by_hand() -> None:
+def test_found_points_by_hand() -> None:
     reward = make_counting_reward("points")
+    true = [(100.0, 100.0), (900.0, 900.0)]
+    assert reward(2, 2, true[::-1], true) == 1 and reward(0, 0, [], []) == 1 == reward(2, 2, [(140, 100), (900, 870)], true)
+    assert reward(1, 2, true[:1], true) == pytest.approx(2 / 3), "one of two"
+    assert reward(2, 2, [true[0], (500, 500)], true) == reward(2, 2, [true[0], true[0]], true) == 0.5, "padding costs"
+    assert reward(2, 2, [(175, 100), true[1]], true) == pytest.approx(0.75), "three quarters of the reach: half a point"
+    assert reward(3, 2, [*true, (105.0, 100.0)], true) == pytest.approx(4 / 5), "a copy costs"
+    assert reward(1, 0, [(1, 1)], []) == 0 == reward(0, 1, [], true[:1]) == reward(2, 2, None, true)
+    assert reward(2, 2, [(5.0, 5.0)] * 2, [(4.0, 4.0), (6.0, 6.0)]) == 1, "two things at one place"
+    near = [(400.0, 400.0), (440.0, 400.0)]  # a reach of 20: halfway between them is neither
+    assert reward(2, 2, [(420, 400), (900, 0)], near) == 0 and reward(2, 2, [(409, 400), (431, 400)], near) == 1
+    assert make_counting_reward("points", reach=400)(1, 1, [(100, 400)], true[:1]) == pytest.approx(0.5)
+    assert found_points([(9e6, -5)], [(1000, 0)]) == 1, "outside is the edge"
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(point, max_size=6), st.lists(point, max_size=6), point)
+def test_found_points_count_nothing_twice(predicted: list[tuple[float, float]], true: list[tuple[float, float]],
+                                         more: tuple[float, float]) -> None:
+    reward = make_counting_reward("points")
+    value = found_points(predicted, true)
+    assert 0 <= value <= min(len(predicted), len(true)) + 1e-9 and found_points(predicted[::-1], true[::-1]) == pytest.approx(value)
+    assert value - 1e-9 <= found_points([*predicted, more], true) <= value + 1 + 1e-9
+    far = [t for t in true if all(math.dist(t, o) >= 50 for o in true if o is not t)]
+    if predicted and far:  # copies moved by a little find no more objects than one of them
+        copies = [(far[0][0] + i, far[0][1]) for i in range(5)]
+        assert found_points(copies, true) <= 1 + 1e-9
+    assert reward(len(predicted), len(true), predicted, true) == (
+        pytest.approx(2 * value / (len(predicted) + len(true))) if predicted or true else 1)
+
+
+def _guesses(count: int, rng: random.Random) -> dict[str, list[tuple[float, float]]]:
+    """Answers that know the number of objects and nothing of the picture."""
+    side = math.ceil(math.sqrt(count))
+    return {"copies": [(500.0, 500.0)] * count, "moved by one": [(500.0 + i, 500.0) for i in range(count)],
+            "scattered": [(rng.uniform(0, 1000), rng.uniform(0, 1000)) for _ in range(count)],
+            "grid": [((i % side + 0.5) * 1000 / side, (i // side + 0.5) * 1000 / side) for i in range(count)]}
+
+
+def test_scattered_points_earn_less_than_half_of_the_objects() -> None:
+    """The published formula pays the guesses 0.70 to 0.79 and half of the objects 0.45."""
+    rng = random.Random(0)
+    rewards = {rule: make_counting_reward("points", rule=rule) for rule in ("matched", "published")}
+    means: dict[tuple[str, str], list[float]] = {}
+    for number in range(120):
+        true = [(rng.uniform(50, 950), rng.uniform(50, 950)) for _ in range(3 + number % 10)]
+        half = true[:len(true) // 2]
+        guesses = _guesses(len(true), rng)
+        padded = [*half, *guesses["scattered"][len(half):]]
+        for name, guess in {**guesses, "half": half, "half, padded": padded}.items():
+            for rule, reward in rewards.items():
+                means.setdefault((rule, name), []).append(reward(len(guess), len(true), guess, true))
+    mean = {key: math.fsum(values) / len(values) for key, values in means.items()}
+    assert max(mean["published", name] for name in ("moved by one", "scattered", "grid")) > 1.5 * mean["published", "half"]
+    assert all(mean["matched", name] < 0.4 * mean["matched", "half"] for name in ("copies", "moved by one", "scattered", "grid"))
+    assert mean["matched", "half"] > 0.55 and mean["matched", "half, padded"] < mean["matched", "half"] - 0.05
+    assert mean["published", "half, padded"] > 1.5 * mean["published", "half"], "it pays for padding, too"
+
+
+def test_published_points_by_hand() -> None:
+    reward = make_counting_reward("points", rule="published")
     true = [(0.0, 0.0), (1000.0, 1000.0)]
     assert reward(2, 2, true[::-1], true) == 1 and reward(0, 0, [], []) == 1 and reward(1, 0, [(1, 1)], []) == 0
     assert reward(1, 2, [(0.0, 300.0)], true) == pytest.approx(0.5 * (1 - 300 / (1000 * math.sqrt(2))))
@@ -109,8 +171,9 @@ def test_points_mode_by_hand() -> None:
 
 @pytest.mark.parametrize(("mode", "params", "message"), [
     ("exat", {}, "Did you mean 'exact'"), ("smooth", {"powr": 1}, "Did you mean 'power'"), ("smooth", {"power": 0}, "power to be"),
-    ("exact", {"power": 1}, "expected none")])
-def test_wrong_parameters_are_named(mode: str, params: dict[str, float], message: str) -> None:
+    ("exact", {"power": 1}, "expected none"), ("points", {"rule": "publishd"}, "Did you mean 'published'"),
+    ("points", {"reach": 5}, "reach to be")])
+def test_wrong_parameters_are_named(mode: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_counting_reward(mode, **params)
     assert sorted(MODES) == ["exact", "points", "relative", "smooth"]

@@ -245,13 +245,29 @@ def test_v_triune_by_hand() -> None:
     assert whole(junk, [A, B]) == pytest.approx(0.7 * 0.5 + 0.3 * 0.5), "as published, junk fills up the number"
     hardened = make_detection_reward("v_triune", threshold=0.5, size_penalty="hardened")
     assert hardened(junk, [A, B]) == pytest.approx(0.6 * (0.7 * 0.5 + 0.3 * 0.5)) and hardened([A, half], [A, B]) > 0.8
-    assert whole([], []) == hardened([], []) == 1 and whole([A, A, A], [A]) == pytest.approx(0.36 * (0.7 + 0.3 * (1 - 1 / 3)))
+    assert whole([], []) == hardened([], []) == whole([A, A, A], [A]) == 1, "equal boxes are dropped before they are counted"
+    assert hardened([A, A, A], [A]) == pytest.approx(0.36 * (0.7 + 0.3 * (1 - 1 / 3)))
     assert make_detection_reward("v_triune")([A, half], [A, B], 0.05) == pytest.approx(strict([A, half], [A, B]))
     near = ("cat", (0.0, 0.0, 10.0, 9.0))
     dynamic = make_detection_reward("v_triune")
     assert dynamic([near], [A], 0.05) == pytest.approx(0.7 * 0.9 + 0.3) and dynamic([near], [A], 0.2) == 0
     assert dynamic([near], [A], 1.0, ceilings=[0.9]) == pytest.approx(0.7 * 0.9 + 0.3), "the grid cannot spell more"
     assert make_detection_reward("v_triune", threshold="average")([near], [A]) == pytest.approx(9 / 11 * (0.7 * 0.9 + 0.3))
+
+
+def test_nothing_that_is_no_box_fills_up_v_triunes_number_of_boxes() -> None:
+    """Before, one of five objects earned 0.0415 and 0.2 with four boxes of no area beside it."""
+    true = [("cat", (20.0 * i, 0.0, 20.0 * i + 10, 10.0)) for i in range(5)]
+    reward = make_detection_reward("v_triune", threshold=0.5)
+    one = reward(true[:1], true)
+    assert one == pytest.approx(0.6 ** 4 * (0.7 / 5 + 0.3 * (1 - 0.8 / 2)))
+    for junk in ([(5.0, 5.0, 5.0, 5.0)] * 4, [(float(i), 0.0, float(i), 9.0) for i in range(4)],
+                 [(90.0 - i, 10.0, 10.0, 50.0) for i in range(4)], [(10.0, 50.0 + i, 50.0, 10.0) for i in range(4)],
+                 [true[0][1]] * 4):
+        assert reward([*true[:1], *(("cat", box) for box in junk)], true) == pytest.approx(one)
+    assert reward([("cat", (9.0, 9.0, 1.0, 1.0))], true) == 0
+    twins = [A, ("cat", (0.0, 0.0, 10.0, 10.05))]
+    assert reward([A, A], twins) > 0.99, "two things in one box: both may be answered"
 
 
 def test_v_triune_terms() -> None:

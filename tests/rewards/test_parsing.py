@@ -68,7 +68,7 @@ def test_strings_keep_their_characters(text: str, value: object) -> None:
     assert load_json(text) == value
 
 
-@pytest.mark.parametrize("text", ["'", "['a]", '["a]', "[1, 2", "(1, NaN)", "[Infinity]", "{'a': 1, 'a': 2}", "{1: 2}", "[1,]", "a",
+@pytest.mark.parametrize("text", ["'", "['a]", '["a]', "[1, 2", "(1, NaN)", "[Infinity]", "{'a': 1, 'a': 2}", "{1: 2}", "[,]", "a",
                                   "__import__('os')", "'a' 'b'", "", "[0x10]", "'\\U0001F600'"])
 def test_what_is_no_literal_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
@@ -96,7 +96,7 @@ def test_spellings_of_one_box(text: str) -> None:
 @pytest.mark.parametrize(("text", "reason"), [
     ("the box is [1, 2, 3, 4]", "not_a_box"), ("[1, 2, 3, 4] [1, 2, 3, 4]", "not_a_box"), ("[1, 2, 3, 4", "not_a_box"),
     ("[1, 2, 3]", "wrong_count"), ("[1, 2, 3, 4, 5]", "wrong_count"), ("[]", "no_box"), ("[[]]", "no_box"),
-    ('["1", "2", "3", "4"]', "not_a_box"), ("[true, 2, 3, 4]", "not_a_box"), ("null", "not_a_box"), ("5", "not_a_box"),
+    ('["1", "2", "3", 4]', "not_a_box"), ("[true, 2, 3, 4]", "not_a_box"), ("null", "not_a_box"), ("5", "not_a_box"),
     ("[1, 2, 3, NaN]", "not_finite"), ("[1, 2, 3, Infinity]", "not_finite"), ("[1, 2, 3, 1e400]", "not_finite"),
     ("[1, 2, 3, 1e9]", "out_of_range"), ("[1, 2, 3, " + "9" * 3000 + "]", "out_of_range"),
     ("[１, ２, ３, ４]", "not_a_box"), ("(١,٢),(٣,٤)", "not_a_box"), ("[1, 2, 3, 4]😀", "not_a_box"),

@@ -5,7 +5,8 @@
 A plan is a list of {"overrides": [...], "model": path} with, where it matters, "broken": rank, in whose process the policy's
 weights are NaN; "full": rank, where whoever hears of a step fails; "continues": [run folder, step], a copy of which goes on after
 that step.
-Each process writes what became of its runs to PLAN.json.RANK: for each "ok", or its error.
+Each process writes what became of its runs to PLAN.json.RANK: for each "ok", or its error. Arguments after the plan are those of an
+`mmrl` command that the processes end with.
 """
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from mmrl.cli.main import main as command
 from mmrl.errors import DataError, MMRLError
 from mmrl.operations.leaving import run_and_leave
 from robotics.trainer import EmbodiedTrainer
@@ -61,6 +63,9 @@ def main(plan: Path) -> None:
         trainer = None
         forget_plugin()
     plan.with_name(f"{plan.name}.{rank}").write_text(json.dumps(said), encoding="utf-8")
+    if len(sys.argv) > 2:
+        sys.argv[1:] = sys.argv[2:]
+        command()
     torch.distributed.destroy_process_group()
 
 

@@ -92,8 +92,9 @@ def one(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
-    """Folder of the runs in two processes, one after the other, and what each process says of each run."""
+def launched(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]], tuple[int, str]]:
+    """Folder of the runs in two processes, one after the other, what each process says of each run, and the exit status and output
+    of the launch, which ends with a command whose simulators die."""
     folder = tmp_path_factory.mktemp("two")
     dead = {"fault": "kill", "at": 2}
     sharded = {name: (*RUNS[run], *engine) for name, (run, engine, _) in SHARDED.items()}
@@ -113,10 +114,19 @@ def two(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, d
     plan.write_text(json.dumps([{"model": str(policy), "broken": 1 if name == "broken" else None,
                                  "full": 0 if name == "full_fsdp2" else None, "continues": continued.get(name),
                                  "overrides": settings(folder, name, overrides)} for name, overrides in runs.items()]))
-    status, out = launch("tests.robotics.several_runs", str(plan))
-    assert status == 0, out
+    config = config_of(policy, *settings(folder, "command", (*runs["dead"], *ZERO3)))  # accelerate remembers DeepSpeed
+    file = folder / "command.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
+    status, out = launch("tests.robotics.several_runs", str(plan), "train", str(file))
+    assert all((folder / f"plan.json.{rank}").exists() for rank in (0, 1)), out
     said = [json.loads((folder / f"plan.json.{rank}").read_text()) for rank in (0, 1)]
-    return folder, {name: [said[0][i], said[1][i]] for i, name in enumerate(runs)}
+    return folder, {name: [said[0][i], said[1][i]] for i, name in enumerate(runs)}, (status, out)
+
+
+@pytest.fixture(scope="module")
+def two(launched: tuple[Path, dict[str, list[str]], tuple[int, str]]) -> tuple[Path, dict[str, list[str]]]:
+    """Folder of the runs in two processes, and what each process says of each run."""
+    return launched[:2]
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -250,17 +260,14 @@ def test_a_run_of_two_processes_is_resumed_by_one(policy: Path, one: Path, two: 
     compare(one / "serial", tmp_path / "serial", policy)
 
 
-def test_the_command_line_ends_both_processes_with_the_message(policy: Path, tmp_path: Path) -> None:
-    overrides = settings(tmp_path, "run", (*faulty(fault="kill", at=2, states=[2, 3]), "env.respawns=0"))
-    config = config_of(policy, *overrides)
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
-    status, out = launch("mmrl.cli.main", "train", str(file))
+def test_the_command_line_ends_both_processes_with_the_message(
+        launched: tuple[Path, dict[str, list[str]], tuple[int, str]]) -> None:
+    folder, _, (status, out) = launched
     assert status != 0, out
     told = [line for line in out.splitlines() if line.startswith("error: ")]  # of one or both: the launcher ends the slower
     assert told and all("expected at most 0 workers to die or hang" in line for line in told), out
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
-    assert [r["step"] for r in read_jsonl(tmp_path / "run" / "failures.jsonl")]
+    assert json.loads((folder / "command" / "run.json").read_text())["status"] == "failed"
+    assert [r["step"] for r in read_jsonl(folder / "command" / "failures.jsonl")]
 
 
 @pytest.mark.parametrize(("local", "visible", "device", "expected"), [

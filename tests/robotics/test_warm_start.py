@@ -27,6 +27,7 @@ def demos(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                                   "env.options={discs: 1}"))
 
 
+@pytest.mark.slow
 def test_cloning_lowers_the_loss_and_masks_what_was_never_executed(model: Path, demos: Path) -> None:
     config = config_of(model, "demos.steps=60", "demos.batch=16", "demos.optim.lr=3e-3")
     vla = make_vla(model)

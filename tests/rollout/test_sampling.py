@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from mmrl.rollout.sampling import choose, keep_top, row_noise
+from mmrl.rollout.sampling import choose, keep_top, noise_stream, row_noise
 
 logits = st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=12)
 
@@ -94,6 +94,12 @@ def test_rare_tokens_of_a_large_vocabulary_are_reachable() -> None:
     edges_V = p_V.cumsum(-1) - p_V / 2
     some = torch.tensor([1, 1000, 77_777, 151_000, size - 1])
     assert torch.equal(choose(logits_V.expand(5, -1), edges_V[some]), some)
+
+
+@pytest.mark.parametrize("key", [(7,), (-7, 3), ((1 << 64) - 1, 127)])
+def test_a_stream_of_noise_is_the_noise_of_the_row(key: tuple[int, ...]) -> None:
+    draw = noise_stream(key)
+    assert [draw() for _ in range(50)] == row_noise(key, 1, 50)[0].tolist()
 
 
 def test_noise_depends_on_key_and_row_only() -> None:

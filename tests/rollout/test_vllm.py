@@ -85,11 +85,18 @@ def test_logps_of_the_other_architectures_equal_the_trainers(arch: str, tmp_path
         made.close()
 
 
-def test_in_bf16_a_tensor_stale_by_one_bit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = VLLMBackend(VLLMSettings(tiny_folder(), "bfloat16", 1024, kv_cache_gib=0.125))
-    policy = policy_of(dtype="bf16")
-    weights = dict(policy.model.named_parameters())
-    try:
+class TestInBf16:
+    """On one engine, closed at the end of the class."""
+
+    @pytest.fixture(scope="class")
+    def made(self) -> Iterator[VLLMBackend]:
+        made = VLLMBackend(VLLMSettings(tiny_folder(), "bfloat16", 1024, kv_cache_gib=0.125))
+        yield made
+        made.close()
+
+    def test_a_tensor_stale_by_one_bit_is_named(self, made: VLLMBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        policy = policy_of(dtype="bf16")
+        weights = dict(policy.model.named_parameters())
         with engine_on(made, policy, tmp_path) as (engine, training):
             moved(training, policy)
             engine.publish(training)
@@ -107,14 +114,9 @@ def test_in_bf16_a_tensor_stale_by_one_bit_is_named(tmp_path: Path, monkeypatch:
                     with pytest.raises(WeightSyncError, match=rf"expected the same bits \(torch\.bfloat16\).*1 of .*\({block}\)"):
                         engine.publish(training)
                 engine.publish(training)
-    finally:
-        made.close()
 
-
-def test_in_bf16_a_frozen_towers_features_are_made_as_in_training(tmp_path: Path) -> None:
-    made = VLLMBackend(VLLMSettings(tiny_folder(), "bfloat16", 1024, kv_cache_gib=0.125))
-    policy = policy_of(dtype="bf16", freeze=FROZEN)
-    try:
+    def test_a_frozen_towers_features_are_made_as_in_training(self, made: VLLMBackend, tmp_path: Path) -> None:
+        policy = policy_of(dtype="bf16", freeze=FROZEN)
         with engine_on(made, policy, tmp_path) as (engine, _):
             asked = asked_of(policy, tmp_path)
             groups = engine.generate(asked, settings_of())
@@ -122,8 +124,6 @@ def test_in_bf16_a_frozen_towers_features_are_made_as_in_training(tmp_path: Path
             assert engine.last_gap is not None and engine.last_gap.mean < engine.tolerance and gap.mean() < engine.tolerance
             sent = [m.tensor for r in asked for m in wire_prompt(policy, r.prompt).media]
             assert sent and all(t is not None and t.dtype == torch.bfloat16 for t in sent)
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize("freeze", [(), FROZEN], ids=["pixels", "features"])

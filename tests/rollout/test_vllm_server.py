@@ -26,7 +26,8 @@ from mmrl.rollout.vllm_wire import dump
 from mmrl.trainer import Trainer
 from mmrl.world import World
 from tests.clip_kit import loaded, policy_of
-from tests.engine_kit import ENVIRONMENT, REPO, cli, config_file, read_jsonl, tiny_folder
+from tests.engine_kit import ENVIRONMENT, REPO, config_file, read_jsonl, tiny_folder
+from tests.launch_kit import run_here
 from tests.rollout.vllm_kit import (
     VLLM,
     asked_of,
@@ -207,5 +208,5 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected engine\.vllm\.url like http"):
         VLLMClient(VLLMConfig(mode="server", url="ftp://there"), "model", "float32")
     tree = run_tree(tmp_path, engine={"rollout": "vllm", "vllm": {"mode": "server", "url": url, "start_s": 1}})
-    _, err = cli("train", config_file(tmp_path / "run.yaml", tree), status=2)
-    assert "no rollout server answers" in err
+    done = run_here("mmrl.cli.main", "train", config_file(tmp_path / "run.yaml", tree))
+    assert done.returncode == 2 and "no rollout server answers" in done.stderr

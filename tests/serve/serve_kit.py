@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,10 @@ class Server:
     client: OpenAI
     lines: list[str] = field(default_factory=list)
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def chat(self, content: Any, **options: Any) -> Any:
         """A chat completion of one user message; greedy unless told otherwise."""
         options = {"temperature": 0, "max_tokens": 16, "messages": [{"role": "user", "content": content}], **options}
@@ -44,11 +48,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*options: str, checkpoint: str = CHECKPOINT, key: str = "none") -> Iterator[Server]:
+def serving(*options: str, checkpoint: str = CHECKPOINT, key: str = "none",
+            environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server at a free port, its client without retries; killed at the end when it still runs."""
     process = subprocess.Popen([sys.executable, "-m", "mmrl.cli.main", "serve", checkpoint, "--port", "0", *options], cwd=REPO,
-                               env={**ENVIRONMENT, "PYTHONFAULTHANDLER": "1"}, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT)
+                               env={**ENVIRONMENT, "PYTHONFAULTHANDLER": "1", **(environment or {})}, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout is not None
     watchdog = threading.Timer(_START_S, process.send_signal, (signal.SIGABRT,))  # it then says where it hangs
     watchdog.start()

@@ -116,14 +116,15 @@ def test_a_point_given_again_is_not_counted_again() -> None:
         score = Counting().score(_sample(POINTS), f"<answer>{answer}</answer>", _context())
         assert score.detail["pred_count"] == 2 and score.parts["accuracy"] == score.metrics["correct"] == 0
     paid = Counting(mode="points").score(_sample(POINTS), "<answer>[[100, 50], [100, 50], [320, 240]]</answer>", _context())
-    assert paid.detail["pred_count"] == 3 and paid.parts["accuracy"] == pytest.approx(2 / 3)
+    assert paid.detail["pred_count"] == 3 and paid.parts["accuracy"] == pytest.approx(2 / 3), "two of three points, and a copy"
 
 
 def test_points_are_compared_in_thousandths_of_the_picture() -> None:
-    task, sample = Counting(mode="points"), _sample(POINTS[1:2])
+    task, sample = Counting(mode="points", accuracy={"rule": "published"}), _sample(POINTS[1:2])
     for frame, x in (("abs_orig", 320), ("rel1000", 500), ("rel1", 0.5), ("abs_resized", 322)):
         score = task.score(sample, f"<answer>[[{x}, 0]]</answer>", _context(frame))
         assert score.parts["accuracy"] == pytest.approx(1 - 500 / (1000 * 2 ** 0.5)) and score.detail["pred_points"] == [[320, 0]]
+        assert Counting(mode="points").score(sample, f"<answer>[[{x}, 0]]</answer>", _context(frame)).parts["accuracy"] == 0
     assert task.score(sample, "<answer>1</answer>", _context()).parts["accuracy"] == 0
     missing = Sample("1", "counting", "s", "cats", 1, ("a.png",))
     assert (task.score(missing, "<answer>[[1, 2]]</answer>", _context()).reason or "").startswith("reward_error: accuracy")

@@ -121,7 +121,8 @@ def test_the_dynamic_threshold_follows_progress_and_the_grid() -> None:
     sample = _sample([{"bbox": [10.4, 10.4, 18.6, 18.6], "label": "cat"}], categories=["cat"])
     text = "<answer>[[10, 10, 19, 19]]</answer>"  # the best integers: IoU 0.83
     for reachable, least in ((True, 0.8), (False, 0.0)):
-        scores = [Detection(preset="v_triune", reachable=reachable).score(sample, text, _context(step=s)) for s in (0, 1)]
+        task = Detection(preset="v_triune", reachable=reachable, frame=None)
+        scores = [task.score(sample, text, _context(step=s)) for s in (0, 1)]
         assert all((s.parts["accuracy"] > least) == reachable for s in scores)
     early, late = (Detection(mode="v_triune").score(SAMPLES["one"], "<answer>[[100, 50, 300, 375]]</answer>", RewardContext(
         s, 100, CoordFrame.ABS_ORIG, (SIZE,))) for s in (5, 90))

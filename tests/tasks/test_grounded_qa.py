@@ -54,6 +54,18 @@ def test_a_tiny_span_or_the_whole_video_is_no_grounding() -> None:
     assert _score({"answer": "B", "time": [0, 30]}).metrics["acc_gqa"] == 0
 
 
+@pytest.mark.parametrize(("time", "iou", "iop"), [
+    ([20, 10], 0, 0), ([10, 90], 10 / 80, 10 / 80), ([-10, 20], 10 / 30, 10 / 30), ([0, 1e6], 1e-5, 1e-5), ([35, 40], 0, 0)])
+def test_times_are_judged_as_they_were_said(time: list[float], iou: float, iop: float) -> None:
+    score = _score({"answer": "B", "time": time})
+    assert score.metrics["iou"] == pytest.approx(iou) and score.metrics["iop"] == pytest.approx(iop)
+    assert score.parts["accuracy"] == pytest.approx(0.5 + 0.5 * iou) and score.detail["pred_spans"] == [time]
+    union = _score({"answer": "B", "time": [time]}, spans="many")
+    assert union.parts["accuracy"] == pytest.approx(0.5 + 0.5 * iou)
+    clipped = _score({"answer": "B", "time": [10, 90]}, (10, 30), accuracy={"clip": True})
+    assert clipped.parts["accuracy"] == 1 and clipped.metrics["iou"] == 0.25
+
+
 def test_the_best_true_span_counts() -> None:
     score = _score({"answer": "B", "time": [8, 12]}, (2, 5), (8, 12))
     assert score.value == 1 and score.metrics["iou"] == 1
@@ -94,10 +106,15 @@ def test_the_prompt() -> None:
 
 def test_preset_and_parameters() -> None:
     task = GroundedQA(preset="videochat_r1")
-    score = task.score(_sample(), '<think>x</think><answer>{"answer": "B", "time": [[10, 15]]}</answer>', CTX)
+    score = task.score(_sample(), "<think>x</think><answer>B</answer><glue>[(10, 15)]</glue>", CTX)
     assert score.value == pytest.approx(1 + 0.5 + 1) and task.value_range == (0, 3)
-    for params, text in (({"mode": "men"}, "Did you mean 'mean'"), ({"accuracy": {"share": 2}}, "share"), ({"spans": "three"},
-                                                                                                           "grounded_qa.spans")):
+    halves = [task.score(_sample(), f"<think>x</think><answer>{letter}</answer>{glue}", CTX).value for letter, glue in (
+        ("B", ""), ("?", "<glue>[(10, 15)]</glue>"), ("B", "<glue>[(15, 10)]</glue>"), ("?", ""))]
+    assert halves == [1, pytest.approx(1.5), 1, 0], "each half is judged apart, and so is the form"
+    gold, wrong = (task.score(_sample(), text, CTX) for text in (task.gold(_sample(), CTX), task.wrong(_sample(), CTX)))
+    assert gold.value == 3 and wrong.parts["accuracy"] == 0 and wrong.parts["format"] == 1
+    for params, text in (({"mode": "men"}, "Did you mean 'mean'"), ({"accuracy": {"share": 2}}, "share"),
+                         ({"accuracy": {"clip": 1}}, "clip true"), ({"spans": "three"}, "grounded_qa.spans")):
         with pytest.raises(ConfigError, match=text):
             GroundedQA(**params)
 
@@ -106,8 +123,9 @@ def test_rows_are_checked() -> None:
     def check(value: Any, options: Any = OPTIONS) -> Any:
         return GroundedQA().check_answer(value, CoordFrame.ABS_ORIG, [], {"duration": 30.0, "options": options})
 
-    assert check({"choice": "red cat", "spans": [[5, 2]]}) == {"choice": "B", "spans": [[2, 5]]}
+    assert check({"choice": "red cat", "spans": [[-0.1, 5]]}) == {"choice": "B", "spans": [[-0.1, 5]]}, "as NExT-GQA has it"
     for value, options, text in (("B", OPTIONS, '"choice": "B"'), ({"choice": "B", "spans": []}, OPTIONS, "at least one span"),
+                                 ({"choice": "B", "spans": [[5, 2]]}, OPTIONS, "start before end"),
                                  ({"choice": "E", "spans": [[1, 2]]}, OPTIONS, "letter_out_of_range"),
                                  ({"choice": "B", "spans": [[1, 2]]}, [], "params.options")):
         with pytest.raises(RowError, match=text):

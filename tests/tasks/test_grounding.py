@@ -196,10 +196,10 @@ def test_dynamic_iou_follows_the_progress() -> None:
 
 
 def test_v_triune_judges_one_box_as_its_detection_does() -> None:
-    sample, detection = _sample((100, 100, 200, 200)), task_from_spec("detection", {"preset": "v_triune"})
+    sample, detection = _sample((100, 100, 200, 200)), task_from_spec("detection", {"preset": "v_triune", "frame": None})
     objects = replace(sample, task="detection", answer=[{"bbox": [100, 100, 200, 200], "label": "it"}], params={
         **sample.params, "categories": ["it"]})
-    task = Grounding(preset="v_triune")
+    task = Grounding(preset="v_triune", frame=None)
     for width, progress, expected in ((96, 25, 0.7 * 0.96 + 0.3), (96, 26, 0), (86, 10, 0.7 * 0.86 + 0.3), (84, 10, 0),
                                       (100, 100, 1)):
         ctx, text = replace(_context(), step=progress, total_steps=100), f"<answer>[100, 100, {100 + width}, 200]</answer>"

@@ -92,12 +92,12 @@ def test_one_step_that_the_lenient_rule_accepts_and_the_strict_one_does_not() ->
 
 
 def test_the_papers_rewards_add_up() -> None:
-    ui = GuiAction(preset="ui_r1")
+    ui = GuiAction(preset="ui_r1", frame=None)
     ctx, row = context(), sample(CLICK)
     totals = [ui.score(row, f"<think>x</think><answer>{text}</answer>", ctx).value for text in (
         '{"action": "click", "coordinate": [200, 300]}', '{"action": "click", "coordinate": [2, 3]}', '{"action": "wait"}', "?")]
-    assert totals == [3, 2, 1, 0], "type + place + format; a text that cannot be read earns nothing"
-    gui = GuiAction(preset="gui_r1")
+    assert totals == [3, 2, 1, 1], "type + place + format, the form being judged apart from the answer"
+    gui = GuiAction(preset="gui_r1", frame=None)
     text = "<think>x</think><answer>[{'action': 'click', 'point': [200, 300], 'input_text': 'no input text'}]</answer>"
     assert gui.score(row, text, ctx).value == pytest.approx(1)
 

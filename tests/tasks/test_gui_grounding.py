@@ -90,6 +90,9 @@ def test_gold_earns_everything_and_wrong_nothing(box: tuple[int, ...], frame: Co
     assert gold.parsed and wrong.parsed and wrong.parts["accuracy"] == 0 == wrong.metrics["inside"]
     if preset == "gui_g2":  # a box of whole units: the grid costs something, and the paper does not make up for it
         assert gold.parts["format"] == 1 and gold.parts["accuracy"] > 0
+    elif preset == "gui_r1":  # whole pixels of the resized picture: a thinner element cannot be pointed at in its form
+        whole = "." not in task.gold(row, ctx).partition("<answer>")[2]
+        assert gold.parts["accuracy"] == 1 and gold.parts["format"] == float(whole)
     else:
         assert gold.parts["accuracy"] == 1 and gold.value == pytest.approx(task.value_range[1]) and gold.metrics["inside"] == 1
 
@@ -136,7 +139,7 @@ def test_any_text_gets_a_bounded_score(text: str, frame: CoordFrame, preset: str
 
 
 def test_presets_add_up_as_their_papers_do() -> None:
-    g2 = GuiGrounding(preset="gui_g2")
+    g2 = GuiGrounding(preset="gui_g2", frame=None)
     perfect = g2.score(sample(), "[900, 500, 1020, 580]", context())
     assert perfect.value == 3 == g2.value_range[1], "point + coverage + format"
     spelled = g2.score(sample(), '{"bbox_2d": [900, 500, 1020, 580]}', context())
@@ -145,8 +148,8 @@ def test_presets_add_up_as_their_papers_do() -> None:
     assert point.value == 1, "a point covers nothing and is no box of four numbers"
     shifted = g2.score(sample(), "[960, 500, 1080, 580]", context())
     assert shifted.value == pytest.approx(round(2.718281828 ** -0.5, 3) + round(2.718281828 ** -(60 ** 2 / (8 * 3600)), 3) + 1)
-    ui, gui = GuiGrounding(preset="ui_r1"), GuiGrounding(preset="gui_r1")
-    edge = "<think>hm</think><answer>[900, 500]</answer>"
+    ui, gui = GuiGrounding(preset="ui_r1", frame=None), GuiGrounding(preset="gui_r1", frame=None)
+    edge = "<think>hm</think><answer>[{'action': 'click', 'point': [900, 500], 'input_text': 'no input text'}]</answer>"
     assert ui.score(sample(), edge, context()).value == 2 and gui.score(sample(), edge, context()).value == pytest.approx(0.2)
     assert gui.score(sample(), edge.replace("900, 500", "901, 501"), context()).value == pytest.approx(1)
 

@@ -57,10 +57,10 @@ def test_presets_are_the_papers_rules() -> None:
     assert Math(preset="r1_v").score(_sample(), text, CTX).value == 2, "math-verify pays for what is not computed"
     assert Math(preset="r1_v").value_range == (0, 2)
     assert Math(preset="v_triune").score(_sample(), text, CTX).reason == "not_boxed"
-    boxed = r"<think>x</think><answer>\boxed{5/4}</answer>"
+    boxed = "<think>\nx\n</think>\n<answer>\n\\boxed{5/4}\n</answer>"
     assert Math(preset="v_triune").score(_sample(), boxed, CTX).value == pytest.approx(1)
     asked = Math(preset="v_triune").messages(_sample(), Template("t", CoordFrame.ABS_ORIG))[-1]["content"][-1]["text"]
-    assert r"<answer>\boxed{the expression}</answer>" in asked
+    assert "<answer>\n\\boxed{the expression}\n</answer>" in asked
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ def test_failures_are_recorded_zeros(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("row", "words"), [
-    ({"answer": "12%"}, 'declare params.unit "%"'), ({"answer": "5 cm"}, "belongs into params.unit"),
+    ({"answer": "12%", "params": {"unit": ""}}, 'declare params.unit "%"'), ({"answer": "5 cm"}, "belongs into params.unit"),
     ({"answer": None}, "a number, or its text"), ({"answer": True}, "a number, or its text"), ({"answer": "nan"}, "one finite"),
     ({"answer": 5, "params": {"precision": -1}}, "0 to 15"), ({"answer": 5, "params": {"precision": 1.5}}, "0 to 15"),
     ({"answer": 5, "params": {"tolerance": 0.1}}, "params.tolerance as"),

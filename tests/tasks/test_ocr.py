@@ -80,7 +80,8 @@ def test_failures_are_zeros_that_stay(text: str, reason: str) -> None:
     task = OCR()
     score = task.score(_sample(), text, CTX)
     assert (score.value, score.parsed, score.reason) == (0, False, reason)
-    assert score.metrics == {"ned": 0, "wer": 0, "correct": 0} and score.detail == {"gold_text": "OPEN CAFE 24"}
+    assert score.metrics == {"ned": 0, "wer": 0, "correct": 0}
+    assert score.detail == {"gold_text": "OPEN CAFE 24"}
     right = task.score(_sample(), task.gold(_sample(), CTX), CTX)
     assert task.summarize([score, right])["edit_distance"] == 0.5 == task.summarize([score, right])["parse_failure_rate"]
 

@@ -47,7 +47,7 @@ def test_what_is_kept_of_a_row(fixtures: dict[str, str]) -> None:
     v1 = {s.id: s for s in read_any(fixtures["screenspot"])}
     assert {s.params["platform"] for s in v1.values()} == {"mobile", "desktop", "web"}
     sample = v1["screenspot_mobile-1"]
-    assert (sample.source, sample.params["data_source"], sample.question) == ("ScreenSpot/mobile", "hand-made", "open search")
+    assert (sample.source, sample.params["data_source"], sample.question) == ("ScreenSpot/mobile", "android", "open search")
     assert read_any(fixtures["screenspot_v2"]).samples[0].source == "ScreenSpot-v2/mobile"
     pro = read_any(fixtures["screenspot_pro"]).samples[0]
     assert pro.id == "android_studio_macos_0" and {**pro.params, "width": 0, "height": 0} == {
@@ -57,7 +57,7 @@ def test_what_is_kept_of_a_row(fixtures: dict[str, str]) -> None:
 def test_the_format_decides_the_convention_and_never_the_numbers(fixtures: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "screen.png").write_bytes(screen_bytes())
     row = {"id": "a", "img_filename": "screen.png", "bbox": [10, 8, 30, 40], "instruction": "x", "data_type": "text",
-           "data_source": "y", "file_name": "screen.png"}
+           "data_source": "windows", "file_name": "screen.png"}
     (tmp_path / "rows.json").write_text(json.dumps([row]))
     assert read_any(tmp_path / "rows.json").samples[0].answer == [10, 8, 40, 48]
     assert read_any(tmp_path / "rows.json", "screenspot_pro").samples[0].answer == [10, 8, 30, 40]
@@ -79,6 +79,10 @@ def test_the_format_decides_the_convention_and_never_the_numbers(fixtures: dict[
     ({"bbox": [5, 5, float("nan"), 4]}, "finite"),
     ({"instruction": ""}, "text in 'instruction'"), ({"img_filename": None}, "a path to a picture"),
     ({"img_filename": "none.png"}, "reader.image_root"), ({"id": True}, "an id that is text"),
+    ({"data_type": "txt"}, "expected 'data_type' text or icon, found 'txt'; correct the row. Did you mean 'text'?"),
+    ({"data_type": "Icon"}, "'data_type' text or icon"), ({"data_type": ""}, "'data_type' text or icon"),
+    ({"data_source": "amiga"}, "'data_source' as one of ios, android, windows, macos, linux, gitlab, shop, forum, tool"),
+    ({"data_source": "windws"}, "Did you mean 'windows'?"),
 ])
 def test_bad_screenspot_rows(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     (tmp_path / "screen.png").write_bytes(screen_bytes())
@@ -88,6 +92,20 @@ def test_bad_screenspot_rows(tmp_path: Path, change: dict[str, Any], words: str)
         read_any(tmp_path / "rows.json", "screenspot")
     assert words in str(caught.value)
     assert [s.id for s in read_any(tmp_path / "rows.json", "screenspot", on_error="record")] == ["a"]
+
+
+def test_rows_never_make_cells_of_the_mean_that_the_benchmark_has_not(fixtures: dict[str, str], tmp_path: Path) -> None:
+    """Where the file's name says the platform, any source will do; Pro's ui_type is text or icon as well."""
+    (tmp_path / "screen.png").write_bytes(screen_bytes())
+    row = {"id": "a", "img_filename": "screen.png", "bbox": [10, 8, 30, 40], "instruction": "x", "data_source": "amiga"}
+    for name in ("screenspot_web.json", "rows.json"):
+        (tmp_path / name).write_text(json.dumps([{**row, "data_type": "icon"}]))
+    assert read_any(tmp_path / "screenspot_web.json", "screenspot").samples[0].params["platform"] == "web"
+    with pytest.raises(DataError, match=r"rows\.json: row 1: expected 'data_source' as one of .*found 'amiga'"):
+        read_any(tmp_path / "rows.json", "screenspot")
+    (tmp_path / "rows.json").write_text(json.dumps([{**row, "ui_type": "widget"}]))
+    with pytest.raises(DataError, match=r"expected 'ui_type' text or icon, found 'widget'"):
+        read_any(tmp_path / "rows.json", "screenspot_pro")
 
 
 def test_img_size_of_screenspot_pro_must_be_the_pictures(fixtures: dict[str, str]) -> None:

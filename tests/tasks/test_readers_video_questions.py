@@ -17,7 +17,7 @@ from mmrl.registry import task_from_spec
 from mmrl.task import Template
 from mmrl.types import RewardContext
 from tasks.readers import detect_format, read_any
-from tasks.readers.common import RowError
+from tasks.readers.common import RowError, SkipRow
 from tasks.readers.mvbench import TASKS
 from tasks.readers.subtitles import Line, read_json_lines, read_srt, shown_lines, with_subtitles
 from tasks.readers.videos import adjusted, clip_facts, letter_of, spans_of
@@ -237,10 +237,13 @@ def test_mlvu_dev_of_the_hub_has_options_in_the_question_and_letters(own: Any) -
 
 
 def test_spans_and_letters() -> None:
-    assert spans_of([[0, 1.5], (2, 9)], 3.0) == ([[0.0, 1.5], [2.0, 3.0]], ["end cut to the duration"])
-    for value in ([], None, "x", [[1]], [["a", 2]], [[1, True]], [[float("nan"), 2]], [[2, 1]], [[5, 6]], {"a": 1}):
+    assert spans_of([[-0.1, 1.5], (2, 9)], 3.0) == [[-0.1, 1.5], [2.0, 9.0]], "as they are"
+    for value in ([], None, "x", [[1]], [["a", 2]], [[1, True]], [[float("nan"), 2]], [[2, 1]], [[5, 6]], [[-2, 0]], {"a": 1}):
         with pytest.raises(RowError):
             spans_of(value, 3.0)
+    for value in ([[2, 1]], [[1, 1]], [[5, 6]], [[-2, 0]]):
+        with pytest.raises(SkipRow, match="query"):
+            spans_of(value, 3.0, skip=True)
     assert letter_of("A", ["B", "A"]) == ("B", []) and letter_of(" x ", ["x"]) == ("A", [])
     with pytest.raises(RowError, match="an answer that is one of the options"):
         letter_of("y", ["x"])

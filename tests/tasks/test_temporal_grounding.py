@@ -17,7 +17,7 @@ from mmrl.task import Template
 from mmrl.types import RewardContext, Sample, StopReason, VideoSize
 from rewards.temporal import MODES
 from tasks.readers.common import RowError
-from tasks.spans import SPELLINGS, TimeFormat, beside_spans, spell_seconds
+from tasks.spans import SPELLINGS, TimeFormat, beside_spans, outside_clip, spell_seconds
 from tasks.temporal_grounding import TemporalGrounding
 
 DURATION = 30.0
@@ -63,18 +63,57 @@ def test_numbers_mean_what_was_declared() -> None:
     share = "[0.3333333, 0.6666667]"
     assert _score(share, time_frame="rel1").metrics["iou"] == pytest.approx(1, abs=1e-5)
     assert _score(share).metrics["iou"] == 0, "0.33 is a third of a second where seconds were declared"
-    assert _score("[10, 20]", time_frame="rel1").metrics["iou"] == 0, "never guessed: shares above 1 are clipped"
+    assert _score("[10, 20]", time_frame="rel1").metrics["iou"] == 0, "never guessed: 10 is ten times the video"
     assert _score("0:10 to 0:20").value == 1
     assert _score("0:10 to 0:20", time_frame="rel1").reason == "not_in_frame"
 
 
-def test_sorting_clipping_and_no_length() -> None:
-    assert _score("[20, 10]").value == 1
-    assert _score("[10, 500]", (10.0, 30.0)).value == 1, "time beyond the video counts neither way"
-    assert _score("[-5, 10]", (0.0, 10.0)).value == 1
-    zero = _score("[15, 15]")
-    assert zero.parsed and zero.parts == {"accuracy": 0, "format": 1}
-    assert _score("[10, 500]", (10.0, 30.0), ctx=BARE).value == 1, "params.duration where the context has no clip"
+SAID = [("[20, 10]", (10.0, 20.0), 0.0), ("[15, 15]", (10.0, 20.0), 0.0), ("[10, 90]", (10.0, 30.0), 0.25),
+        ("[0, 1000000]", (0.0, 30.0), 3e-5), ("[-5, 10]", (0.0, 10.0), 10 / 15), ("[10, 30]", (10.0, 31.5), 20 / 21.5),
+        ("[10, 31.5]", (10.0, 31.5), 1.0), ("[[20, 10], [10, 15]]", (10.0, 20.0), 0.5)]
+
+
+@pytest.mark.parametrize(("answer", "truth", "iou"), SAID)
+def test_spans_are_judged_as_they_were_said(answer: str, truth: tuple[float, float], iou: float) -> None:
+    """Neither sorted nor clipped, in reward and metrics, where the clip is known from the context or from params.duration."""
+    for ctx in (CTX, BARE):
+        score = _score(answer, truth, ctx=ctx)
+        assert score.parsed and score.parts == {"accuracy": pytest.approx(iou), "format": 1}
+        assert score.metrics["iou"] == pytest.approx(iou) and score.detail["gold_spans"] == [list(truth)]
+        assert json.dumps(score.detail["pred_spans"]) == json.dumps(
+            [[float(v) for v in pair] for pair in (json.loads(answer) if answer.startswith("[[") else [json.loads(answer)])])
+        first = 0.0 if answer.startswith("[[") else iou
+        assert [score.metrics[f"r1@{level}"] for level in (0.3, 0.5, 0.7)] == [first >= level for level in (0.3, 0.5, 0.7)]
+
+
+@pytest.mark.parametrize("mode", ["union", "matched"])
+@pytest.mark.parametrize("preset", [None, *TemporalGrounding.presets])
+def test_an_end_far_behind_the_video_never_pays(mode: str, preset: str | None) -> None:
+    """By default and in every preset: the larger the end, the lower the reward, for every truth."""
+    task = TemporalGrounding(preset=preset, mode=mode)
+    for truth in ((0.0, 30.0), (10.0, 30.0), (28.0, 30.0), (2.0, 5.0)):
+        earned = []
+        for end in (truth[1], truth[1] + 10, 100.0, 1000.0, 1e6):
+            text = task.times.write([(truth[0], end)], DURATION)
+            score = task.score(_sample(truth), f"<think>x</think><answer>{text}</answer>" if preset else
+                               f"<answer>{text}</answer>", CTX)
+            earned.append(score.parts["accuracy"])
+        assert earned[0] == pytest.approx(1) and earned == sorted(earned, reverse=True) and len(set(earned)) == 5
+        assert earned[-1] < 1e-4
+
+
+def test_clipping_is_a_setting_of_the_reward_alone() -> None:
+    for answer, truth, iou in SAID:
+        clipped = _score(answer, truth, accuracy={"clip": True})
+        assert clipped.metrics["iou"] == pytest.approx(iou), "metrics see what was said"
+    for answer, truth, paid in (("[10, 90]", (10.0, 30.0), 1), ("[10, 30]", (10.0, 31.5), 1), ("[-5, 10]", (0.0, 10.0), 1),
+                                ("[20, 10]", (10.0, 20.0), 0), ("[90, 99]", (10.0, 20.0), 0)):
+        assert _score(answer, truth, accuracy={"clip": True}).parts["accuracy"] == paid, answer
+    unknown = Sample("1", "temporal_grounding", "s", "q", [[10, 20]], videos=("a.mp4",))
+    task = TemporalGrounding(accuracy={"clip": True})
+    assert task.score(unknown, "<answer>[-10, 20]</answer>", BARE).parts["accuracy"] == 0.5, "only 0 is known to be an end"
+    layered = TemporalGrounding(per_source={"s": {"accuracy": {"clip": True}}})
+    assert layered.score(_sample((10.0, 30.0)), "<answer>[10, 90]</answer>", CTX).parts["accuracy"] == 1
 
 
 @pytest.mark.parametrize(("text", "reason"), [
@@ -148,7 +187,7 @@ def test_anchors_are_asked_for_and_their_gold_scores_one() -> None:
     ({**ANCHORS, "anchors": {"most": 0}}, "anchors.most"), ({"spelling": "jsn"}, "Did you mean 'json'"),
     ({"time_frame": "rel"}, "Did you mean 'rel1'"), ({"spans": 2}, "expected one of many, one"),
     ({"spelling": "clock", "time_frame": "rel1"}, "clock readings are seconds"), ({"mode": "glue"}, "unknown accuracy mode"),
-    ({"preset": "easy_video_r1"}, "Did you mean 'easyvideo_r1'")])
+    ({"preset": "easy_video_r1"}, "Did you mean 'easyvideo_r1'"), ({"accuracy": {"clip": "yes"}}, "accuracy.clip true or false")])
 def test_wrong_parameters_are_named(params: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         TemporalGrounding(**params)
@@ -191,10 +230,10 @@ def test_rows_are_checked() -> None:
         return task.check_answer(value, CoordFrame.ABS_ORIG, [], params)
 
     assert check([[2, 5]]) == check([2, 5]) == [[2, 5]]
-    assert check([[28, 31.7], [9, 4]]) == [[28, 30], [4, 9]], "Charades-STA has ends beyond the video; pairs are sorted"
+    assert check([[28, 31.7], [-0.1, 9]]) == [[28, 31.7], [-0.1, 9]], "as Charades-STA and NExT-GQA have them"
     for value, text in (([], "at least one span"), ("2 to 5", "spans as"), ([[2]], "two numbers"), ([[2, "5"]], "two numbers"),
-                        ([[31, 40]], "inside the video of 30.0 s"), ([[4, 4]], "start before end"), ([[float("nan"), 1]],
-                                                                                                     "two numbers")):
+                        ([[31, 40]], "inside the video of 30.0 s"), ([[4, 4]], "start before end"), ([[9, 4]], "start before end"),
+                        ([[-3, 0]], "inside the video"), ([[float("nan"), 1]], "two numbers")):
         with pytest.raises(RowError, match=text):
             check(value)
     with pytest.raises(RowError, match="set spans: many"):
@@ -225,3 +264,14 @@ def test_helpers() -> None:
     assert beside_spans([(0, 30)], 30.0) == (0, 0) and beside_spans([(2, 4)], 30.0) == (10.5, 23.5)
     assert [spell_seconds(v) for v in (18.0, 2.5, 1 / 3, -0.0, 100)] == ["18", "2.5", "0.333", "0", "100"]
     assert TimeFormat("clock", "seconds", "one").write([(61.005, 3599.999)], None) == '["01:01.01", "60:00.00"]'
+    assert TimeFormat("clock", "seconds", "one").write([(-0.1, 61)], None) == '["-00:00.10", "01:01.00"]'
+    assert outside_clip([(1, 2), (-0.1, 3)], None) and outside_clip([(1, 30.1)], 30) and not outside_clip([(0, 30)], 30)
+
+
+@pytest.mark.parametrize("spelling", list(SPELLINGS))
+def test_a_truth_outside_the_clip_is_answered_in_every_spelling(spelling: str) -> None:
+    task = TemporalGrounding(spelling=spelling)
+    for truth in ((-0.1, 25.0), (20.0, 31.5)):
+        sample = _sample(truth)
+        assert task.score(sample, task.gold(sample, CTX), CTX).value == 1, task.gold(sample, CTX)
+        assert task.score(sample, task.wrong(sample, CTX), CTX).parts["accuracy"] == 0

@@ -64,7 +64,8 @@ def test_gold_scores_one_and_wrong_zero(boxes: list[tuple[float, ...]], frame: C
     for task, sample in ((Tracking(mode=mode, spelling=spelling), track), (SpatioTemporalGrounding(mode=mode), tube)):
         gold, wrong = (task.score(sample, text, ctx) for text in (task.gold(sample, ctx), task.wrong(sample, ctx)))
         assert gold.parsed and gold.value > 0.96 and gold.metrics["correct"] == 1, gold
-        assert wrong.parsed and wrong.parts == {"accuracy": 0, "format": 1} and wrong.metrics["iou"] == 0
+        assert wrong.parsed and wrong.parts == pytest.approx({"accuracy": 0, "format": 1}, abs=1e-12)  # touching boxes: last bits
+        assert wrong.metrics["iou"] == pytest.approx(0, abs=1e-12)
         json.dumps(dict(gold.detail))
 
 
@@ -130,7 +131,7 @@ def test_tube_failures(answer: str, reason: str) -> None:
 
 
 def test_lists_have_exactly_one_box_per_time() -> None:
-    task, sample = Tracking(preset="videochat_r1"), _track(8, first_box=True)
+    task, sample = Tracking(preset="videochat_r1", frame="abs_orig"), _track(8, first_box=True)
     for count, value in ((8, 2.0), (7, 0.0), (9, 0.0)):
         text = f"<think>x</think><answer>{json.dumps([list(BOX)] * count)}</answer>"
         assert task.score(sample, text, _ctx()).value == value
@@ -156,7 +157,8 @@ def test_tube_modes() -> None:
 
 @pytest.mark.parametrize(("time", "viou", "tiou"), [
     ([4, 8], 1, 1), ([12, 14], 0, 0), ([80, 90], 0, 0), ([0, 16], 4 / 16, 4 / 16), ([6, 8], 0.5, 0.5), ([6, 10], 2 / 6, 2 / 6),
-    ([5, 5], 0, 0), ([4, 4.01], 1 / 4, 0.0025), ([8, 4], 1, 1), ([-3, 8], 0.5, 0.5), ([0, 900], 4 / 16, 4 / 16)])
+    ([5, 5], 0, 0), ([4, 4.01], 1 / 4, 0.0025), ([8, 4], 0, 0), ([-3, 8], 4 / 11, 4 / 11),
+    ([0, 900], 4 / 900, 4 / 900)])
 def test_right_boxes_at_another_time_are_no_tube(time: list[float], viou: float, tiou: float) -> None:
     """VidSTG's vIoU: only what lies in both times counts, over the union of both."""
     said = _said({k: BOX for k in range(4, 8)}, time=time)
@@ -166,6 +168,14 @@ def test_right_boxes_at_another_time_are_no_tube(time: list[float], viou: float,
     assert score.metrics["correct"] == (viou >= 0.5) and score.metrics["viou@0.5"] == (viou > 0.5)
     assert strict.score(_tube(), said, _ctx()).parts["accuracy"] == pytest.approx(viou)
     assert score.parts["accuracy"] == pytest.approx(0.5 * tiou + 0.5), "mode mean keeps time and boxes apart"
+    assert score.detail["pred_spans"] == [time], "as it was said"
+
+
+def test_clipping_the_time_of_a_tube_is_a_setting_of_the_reward() -> None:
+    said = _said({k: BOX for k in range(4, 8)}, time=[-3, 900])
+    for mode, paid in (("viou", 4 / 16), ("mean", 0.5 * 4 / 16 + 0.5)):
+        score = SpatioTemporalGrounding(mode=mode, accuracy={"clip": True}).score(_tube(), said, _ctx())
+        assert score.parts["accuracy"] == pytest.approx(paid) and score.metrics["tiou"] == pytest.approx(4 / 903)
 
 
 def test_the_step_of_a_tube_is_the_unit_of_its_time() -> None:
@@ -224,8 +234,9 @@ def test_rows_become_pixels_in_order() -> None:
     assert checked == {"boxes": {"2.5": [320, 0, 640, 240], "10": [0, 0, 320, 480]}} and list(checked["boxes"]) == ["2.5", "10"]
     assert Tracking().check_answer({"boxes": {"40": [1, 2, 3, 4]}}, CoordFrame.ABS_ORIG, [WH], {**FACTS, "keys": "frames"})
     tube = SpatioTemporalGrounding()
-    assert tube.check_answer({"time": [8, 4], "boxes": {"4": [1, 2, 3, 4]}}, CoordFrame.ABS_ORIG, [WH], FACTS)["time"] == [4, 8]
-    for value, text in (({"time": [4, 8]}, '"boxes"'), ({"time": [4, 8], "boxes": {"12": [1, 2, 3, 4]}}, "boxes inside the time"),
+    assert tube.check_answer({"time": [4, 8], "boxes": {"4": [1, 2, 3, 4]}}, CoordFrame.ABS_ORIG, [WH], FACTS)["time"] == [4, 8]
+    for value, text in (({"time": [8, 4], "boxes": {"4": [1, 2, 3, 4]}}, "start before end"),
+                        ({"time": [4, 8]}, '"boxes"'), ({"time": [4, 8], "boxes": {"12": [1, 2, 3, 4]}}, "boxes inside the time"),
                         ({"time": [[1, 2], [4, 8]], "boxes": {"4": [1, 2, 3, 4]}}, "one span")):
         with pytest.raises(RowError, match=text):
             tube.check_answer(value, CoordFrame.ABS_ORIG, [WH], FACTS)
@@ -235,6 +246,7 @@ def test_rows_become_pixels_in_order() -> None:
     (Tracking, {"mode": "men"}, "Did you mean 'mean'"), (Tracking, {"count_first": 1}, "true or false"), (Tracking,
                                                                                                           {"spelling": "lst"},
                                                                                                           "'list'"),
+    (SpatioTemporalGrounding, {"accuracy": {"clip": 0}}, "clip true or false"),
     (SpatioTemporalGrounding, {"accuracy": {"time_weight": 2}}, "time_weight"), (SpatioTemporalGrounding, {"mode": "x"},
                                                                                  "accuracy mode")])
 def test_wrong_parameters_are_named(task: Any, params: dict[str, Any], text: str) -> None:

@@ -12,13 +12,19 @@ from tasks.metrics.video_suites import suite_numbers
 
 
 def test_charades_recall_is_lmms_evals() -> None:
-    """R1@0.3 / 0.5 / 0.7 and mIoU over all queries, also those without a readable answer."""
+    """R1@0.3 / 0.5 / 0.7 and mIoU over all queries, also those without a readable answer; overshooting ones and truths as they are,
+    the two times of an answer sorted, which no other program does."""
     given, golden = load("charades")
     rows = given["rows"]
-    ious = [temporal.best_iou(row["span"], row["true"]) for row in rows]
+    ious = [temporal.best_iou(row["span"], row["true"], "sorted") for row in rows]
     assert ious == pytest.approx(golden["ious"], abs=1e-12) and any(row["span"] is None for row in rows)
+    assert sum(row["true"][1] > row["duration"] for row in rows) > 5
+    assert sum(max(row["span"] or [0]) > row["duration"] for row in rows) > 3
     found = {row["video"]: row["span"] for row in rows if row["span"]}
-    numbers = temporal.evaluate(found, {row["video"]: row["true"] for row in rows})
+    numbers = temporal.evaluate(found, {row["video"]: row["true"] for row in rows}, reversed_as="sorted")
+    ours = temporal.evaluate(found, {row["video"]: row["true"] for row in rows})
+    back = [iou for iou, row in zip(golden["ious"], rows, strict=True) if row["span"] and row["span"][0] > row["span"][1]]
+    assert len(back) > 2 and len(rows) * (numbers["mIoU"] - ours["mIoU"]) == pytest.approx(sum(back))
     official = golden["lmms_eval"]
     assert {name: 100 * value for name, value in numbers.items()} == pytest.approx(
         {"R1@0.3": official["IOU@3"], "R1@0.5": official["IOU@5"], "R1@0.7": official["IOU@7"], "mIoU": official["mIOU"]})
@@ -37,16 +43,20 @@ def test_vtimellm_rounds_ious_before_it_compares_them() -> None:
 
 
 def test_qvhighlights_is_moment_detrs_program() -> None:
-    """All printed numbers; more than ten windows, equal scores, several true windows, saliency of other lengths than the clip."""
+    """All printed numbers; more than ten windows, equal scores, several true windows, saliency of other lengths than the clip,
+    windows behind the end, reversed, twice and without length."""
     given, golden = load("qvhighlights")
-    numbers = qvhighlights.evaluate(given["submission"], given["truth"])
+    numbers = qvhighlights.evaluate(given["submission"], given["truth"], nan_hits=True)
     assert numbers == golden["printed"]["brief"] and len(numbers) == 14
+    ours = qvhighlights.evaluate(given["submission"], given["truth"])
+    assert ours["MR-full-mAP"] < numbers["MR-full-mAP"], "a reversed window as long as a true one is no hit here"
+    assert {name for name in numbers if ours[name] != numbers[name]} <= {name for name in numbers if "mAP" in name and "MR" in name}
     assert any(len(row["pred_relevant_windows"]) > 10 for row in given["submission"])
 
 
 def test_qvhighlights_unrounded() -> None:
     given, golden = load("qvhighlights")
-    numbers = qvhighlights.evaluate(given["submission"], given["truth"], decimals=None)
+    numbers = qvhighlights.evaluate(given["submission"], given["truth"], decimals=None, nan_hits=True)
     exact = golden["unrounded"]
     for name in ("short", "middle", "long", "full"):
         assert numbers[f"MR-{name}-mAP"] == pytest.approx(100 * sum(exact[name]["mAP"]) / 10, abs=1e-9)

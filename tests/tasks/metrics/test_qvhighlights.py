@@ -110,6 +110,15 @@ def test_highlights() -> None:
     assert not any(name.startswith("HL") for name in evaluate([found[0], {"qid": 2, "pred_relevant_windows": []}], truths))
 
 
+def test_windows_are_taken_as_they_are_and_the_official_zero_over_zero_is_a_switch() -> None:
+    """A window that ends before it starts and is as long as a true one: 0 / 0 there, which is not below any level."""
+    truths = [_truth(1, (0, 20)), _truth(2, (0, 20))]
+    said = [{"qid": 1, "pred_relevant_windows": [[60, 40, 1]]}, {"qid": 2, "pred_relevant_windows": [[0, 200, 1], [15, 5, 0.5]]}]
+    ours, official = evaluate(said, truths), evaluate(said, truths, nan_hits=True)
+    assert ours["MR-full-mAP"] == 0 == ours["MR-full-R1@0.5"] == official["MR-full-R1@0.5"]
+    assert official["MR-full-mAP"] == 50
+
+
 def test_queries_without_windows_are_zeros_and_unknown_ones_errors() -> None:
     truths = [_truth(1, (0, 20)), _truth(2, (0, 20))]
     row = {"qid": 1, "pred_relevant_windows": [[0, 20, 1]]}
@@ -137,5 +146,7 @@ def test_submissions_hold_one_line_per_query_and_score_the_same(tmp_path: Path) 
     assert rows[5]["pred_relevant_windows"] == [[0, 0, 1]], "a failure is a window without length: the official program needs one"
     assert all([w[2] for w in row["pred_relevant_windows"]] in ([1.0], [1.0, 0.5]) for row in rows)
     truths = [{"qid": s.params["qid"], "duration": 150, "relevant_windows": s.answer} for s, _ in pairs]
-    assert evaluate(rows, truths) == numbers
+    plain = evaluate(rows, truths)
+    assert numbers == {**plain, **{f"official/{name}": value for name, value in plain.items()},
+                       "num_reversed": 0, "num_outside": 0, "num_truths_outside": 0}
     assert numbers["MR-full-R1@0.5"] == round(100 * sum(score.metrics["r1@0.5"] for _, score in pairs) / 12, 2)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
+from mmrl.errors import DataError
 from mmrl.types import RewardContext, Sample, Score
 from tasks.grounded_qa import GroundedQA
 from tasks.metrics import nextgqa, temporal
@@ -30,7 +31,8 @@ def test_recall_counts_an_iou_on_the_threshold() -> None:
 def test_missing_predictions_stay_in_the_denominator() -> None:
     truths = {"a": [[2, 6]], "b": [10, 20], "c": [[0, 1], [5, 9]], "d": [3, 4]}
     numbers = temporal.evaluate({"a": [6, 2], "b": [], "c": [[5, 9], [0, 1]]}, truths)
-    assert numbers == {"R1@0.3": 0.5, "R1@0.5": 0.5, "R1@0.7": 0.5, "mIoU": 0.5}
+    assert numbers == {"R1@0.3": 0.25, "R1@0.5": 0.25, "R1@0.7": 0.25, "mIoU": 0.25}, "the first one ends before it starts"
+    assert temporal.evaluate({"a": [6, 2]}, truths, reversed_as="sorted")["mIoU"] == 0.25, "lmms-eval sorts the two times"
     assert temporal.evaluate({}, truths)["mIoU"] == 0 and temporal.evaluate({"x": [1, 2]}, {}) == {}
 
 
@@ -55,7 +57,8 @@ def test_benchmark_writes_activitynet_and_charades_files(tmp_path: Path) -> None
     texts = ["<answer>[2, 6]</answer>", "<answer>[[10, 15], [1, 2]]</answer>", "no idea"]
     pairs = [(s, task.score(s, text, CTX)) for s, text in zip(samples, texts, strict=True)]
     numbers = task.benchmark(pairs, tmp_path)
-    assert numbers == pytest.approx({"R1@0.3": 2 / 3, "R1@0.5": 2 / 3, "R1@0.7": 1 / 3, "mIoU": 0.5})
+    assert numbers == pytest.approx({"R1@0.3": 2 / 3, "R1@0.5": 2 / 3, "R1@0.7": 1 / 3, "mIoU": 0.5,
+                                     "num_reversed": 0, "num_outside": 0, "num_truths_outside": 0})
     written = json.loads((tmp_path / "temporal_grounding.json").read_text())
     assert written["results"] == {"AAA": [{"sentence": " query  AAA", "timestamp": [2, 6]}],
                                   "v_1": [{"sentence": " query  BBB", "timestamp": [10, 15]}]}
@@ -63,6 +66,22 @@ def test_benchmark_writes_activitynet_and_charades_files(tmp_path: Path) -> None
     assert task.benchmark([], tmp_path) == {}
     mixed = task.benchmark([*pairs, (_sample("q", [[2, 6]], qid=7), pairs[0][1])], tmp_path)
     assert mixed["temporal/mIoU"] == pytest.approx(0.5) and mixed["qvhighlights/MR-full-R1@0.5"] == 100
+
+
+def test_files_hold_what_was_said_and_the_numbers_say_how_often_it_lay_outside(tmp_path: Path) -> None:
+    task, said = TemporalGrounding(), ["[10.123456789, 90]", "[20, 10]", "[-1, 30]", "[[5, 6], [40, 20]]", "?"]
+    samples = [_sample(f"v{i}", [[10.0, 31.5 if i < 2 else 20.0]]) for i in range(len(said))]
+    pairs = [(s, task.score(s, f"<answer>{text}</answer>", CTX)) for s, text in zip(samples, said, strict=True)]
+    numbers = task.benchmark(pairs, tmp_path)
+    assert {k: v for k, v in numbers.items() if k.startswith("num_")} == {
+        "num_reversed": 2, "num_outside": 3, "num_truths_outside": 2}
+    written = json.loads((tmp_path / "temporal_grounding.json").read_text())["results"]
+    assert [written[f"v{i}"][0]["timestamp"] for i in range(4)] == [[10.123456789, 90], [20, 10], [-1, 30], [5, 6]]
+    lines = [line.split("##")[0] for line in (tmp_path / "temporal_grounding.txt").read_text().splitlines()]
+    assert lines == ["v0 10.123456789 90", "v1 20 10", "v2 -1 30", "v3 5 6", "v4 0 0"]
+    assert numbers["mIoU"] == pytest.approx(((31.5 - 10.123456789) / 80 + 10 / 31) / 5)
+    assert numbers["mIoU"] == pytest.approx(
+        sum(temporal.best_iou([float(v) for v in line.split()[1:]], s.answer) for line, s in zip(lines, samples, strict=True)) / 5)
 
 
 # NExT-GQA
@@ -113,4 +132,7 @@ def test_next_gqa_benchmark_files(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "nextgqa_ground.json").read_text()) == {"77_0": [10, 20], "77_1": [12, 13]}
     assert json.loads((tmp_path / "nextgqa_res.json").read_text())["77_2"] == {"prediction": -1, "answer": 1}
     assert numbers["mIoU"] / 100 == pytest.approx(task.summarize([score for _, score in pairs])["mIoU"])
+    assert (numbers["num_reversed"], numbers["num_outside"]) == (0, 0)
+    with pytest.raises(DataError, match="found '77_0' twice"):
+        task.benchmark([*pairs, pairs[0]], tmp_path)
     assert task.benchmark([], tmp_path) == {}

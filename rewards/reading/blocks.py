@@ -1,0 +1,69 @@
+"""Where the one JSON value of a text stands: in its only fence, or between brackets in prose.
+
+    Sure! ```json [{"bbox_2d": [1, 2, 3, 4]}] ```        The cat is at [1, 2, 3, 4].
+
+Two values beside each other are several answers. Every scan is one pass over the characters.
+
+    python -c "from rewards.reading.blocks import json_block; print(json_block('The box is [1, 2, 3, 4].'))"
+"""
+from __future__ import annotations
+
+import re
+
+from rewards.reading.words import DOUBTS, Unread
+
+__all__ = ["blocks", "json_block"]
+
+MOST_CHARS = 40_000
+_FENCED = re.compile(r"```(?:[A-Za-z][\w+#.-]*[ \t]*\r?\n|(?:json|JSON|python)\b)?((?:[^`]|`(?!``))*)```")
+_PAIR = {"[": "]", "{": "}"}
+
+
+def blocks(text: str) -> list[tuple[int, int]]:
+    """(start, end) of the outermost [...] and {...} of a text, quotes inside them respected; an unclosed one is left out."""
+    found: list[tuple[int, int]] = []
+    stack: list[str] = []
+    start, quote, escaped = 0, "", False
+    for place, char in enumerate(text):
+        if quote:
+            if escaped:
+                escaped = False
+            elif char == "\\":
+                escaped = True
+            elif char == quote:
+                quote = ""
+        elif stack and char == '"':
+            quote = char
+        elif char in _PAIR:
+            if not stack:
+                start = place
+            stack.append(_PAIR[char])
+        elif stack and char == stack[-1]:
+            stack.pop()
+            if not stack:
+                found.append((start, place + 1))
+    return found
+
+
+def json_block(text: str) -> str | None:
+    """The one JSON value of a text with prose around it; None for a text without any. Raises Unread: several_values, hedged."""
+    if len(text) > MOST_CHARS:
+        return None
+    fences = list(_FENCED.finditer(text))
+    if fences:
+        if len(fences) > 1:
+            raise Unread("several_values")
+        inside, around = fences[0][1].strip(), text[:fences[0].start()] + " " + text[fences[0].end():]
+        if blocks(around):
+            raise Unread("several_values")
+    else:
+        places = blocks(text)
+        if not places:
+            return None
+        if len({text[start:end] for start, end in places}) > 1:
+            raise Unread("several_values")
+        start, end = places[0]
+        inside, around = text[start:end], text[:start] + " " + text[places[-1][1]:]
+    if DOUBTS.search(around):
+        raise Unread("hedged")
+    return inside

@@ -1,0 +1,289 @@
+"""Actions as released GUI models write them -> {"action": ..., ...} as rewards.gui_actions reads it; nothing is ever run.
+
+    Qwen2.5-VL, Qwen3-VL  <tool_call>{"name": "mobile_use", "arguments": {"action": "system_button", "button": "Back"}}</tool_call>
+    UI-TARS 1.0           Thought: ... Action: click(start_box='<|box_start|>(500,500)<|box_end|>')
+    UI-TARS 1.5 and later Action: click(start_box='(500,500)')   click(point='<point>500 500</point>')   press_back()
+    Aguvis, Kimi-VL       pyautogui.click(x=0.5, y=0.3)   mobile.swipe(from_coord=[0.5, 0.8], to_coord=[0.5, 0.2])
+    OS-Atlas              actions: CLICK <point>[[101, 872]]</point>   TYPE [red shoes]   SCROLL [DOWN]   PRESS_BACK
+    CogAgent              Grounded Operation: CLICK(box=[[054,348,156,420]], element_info='Search')
+    UI-Venus, AutoGLM     <action>Click(box=(500, 400))</action>   do(action="Tap", element=[500, 400])
+
+One call is an action; two are several actions, whichever was meant.
+
+    python -c "from rewards.reading.calls import one_call; print(one_call('Action: press_back()'))"
+"""
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from rewards.parsing import load_json
+from rewards.reading.blocks import blocks, json_block
+from rewards.reading.places import one_place, strip_box_tokens
+from rewards.reading.words import Unread
+
+__all__ = ["call_place", "one_call"]
+
+_MOST_CHARS = 4_000
+_TOOL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
+_ACTION_TAG = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+_MARK = re.compile(r"(?:^|\n)\s*(?:Action|Actions|actions|Grounded Operation|grounded operation|ACTION)\s?:\s*")
+_NAMES = (
+    "click", "left_click", "leftclick", "tap", "touch", "double_click", "doubleclick", "left_double", "double_tap",
+    "right_click", "rightclick", "right_single", "middle_click", "middleclick", "triple_click", "tripleclick", "move", "moveto",
+    "move_to", "hover", "mouse_move", "drag", "dragto", "drag_to", "left_click_drag", "long_press", "longpress", "long_click",
+    "type", "write", "input", "typewrite", "hotkey", "press", "key", "key_press", "keypress", "scroll", "scroll_up",
+    "scroll_down", "scroll_left", "scroll_right", "swipe", "open_app", "openapp", "open", "launch", "press_back", "pressback",
+    "back", "navigate_back", "press_home", "presshome", "home", "navigate_home", "press_recent", "pressrecent", "press_enter",
+    "pressenter", "enter", "wait", "finished", "finish", "done", "complete", "terminate", "end", "call_user", "answer", "do",
+    "select", "goto", "go_back", "quote_text", "impossible")
+_CALL = re.compile(r"(?<![\w.])(?:(?:pyautogui|mobile|browser|computer|agent)\.)?"
+                   rf"({'|'.join(sorted(_NAMES, key=len, reverse=True))})\(", re.IGNORECASE)
+_LINE = re.compile(r"(?P<name>[A-Z][A-Z_]{2,20})"
+                   r"(?:\s*<point>\s*\[{1,2}\s*(?P<x>[0-9.]{1,12})\s*,\s*(?P<y>[0-9.]{1,12})\s*\]{1,2}\s*</point>"
+                   r"|\s*\[(?P<text>[^\[\]\n]{0,1000})\])?")
+_POSITIONAL = {"click": ("x", "y"), "double_click": ("x", "y"), "right_click": ("x", "y"), "middle_click": ("x", "y"),
+               "move": ("x", "y"), "type": ("text",), "press": ("keys",), "scroll": ("amount",), "open_app": ("app",)}
+_SAME = {
+    "leftclick": "click", "left_click": "click", "doubleclick": "double_click", "double_tap": "double_click", "left_double":
+    "double_click", "rightclick": "right_click", "right_single": "right_click", "middleclick": "middle_click",
+    "triple_click": "double_click", "tripleclick": "double_click", "moveto": "move", "mouse_move": "move", "hover": "move",
+    "dragto": "drag", "drag_to": "drag", "left_click_drag": "drag", "longpress": "long_press", "write": "type", "typewrite":
+    "type", "input": "type", "key_press": "press", "keypress": "press", "key": "press", "hotkey": "press", "launch":
+    "open_app", "openapp": "open_app", "open": "open_app", "pressback": "press_back", "presshome": "press_home",
+    "pressrecent": "press_recent", "pressenter": "press_enter", "back": "press_back", "home": "press_home", "finish":
+    "finished", "done": "finished", "complete": "finished", "end": "finished", "quote_text": "wait", "keyboard_enter":
+    "press_enter",
+}
+_POINTS = ("start_box", "start_point", "point", "box", "coordinate", "element", "position", "start", "from_coord", "box_2d",
+           "bbox", "bbox_2d", "point_2d", "coordinates")
+_ENDS = ("end_box", "end_point", "coordinate2", "coordinates2", "end", "to_coord", "end_coordinate")
+_TEXTS = ("content", "text", "message", "value", "input_text")
+_BUTTONS = {"back": "press_back", "home": "press_home", "menu": "press_recent", "recent": "press_recent", "enter": "press_enter",
+            "return": "press_enter"}
+
+
+def _arguments(text: str) -> tuple[list[str], str] | None:
+    """The arguments of a call whose bracket was opened before `text`, cut at its commas, and what follows; None for no end."""
+    parts, depth, quote, escaped, start = [], 1, "", False, 0
+    for place, char in enumerate(text):
+        if quote:
+            if escaped:
+                escaped = False
+            elif char == "\\":
+                escaped = True
+            elif char == quote and text[place + 1:place + 2].strip() in ("", ",", ")", "]", "}"):
+                quote = ""  # an apostrophe inside a text is no end of it
+        elif char in "'\"":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+            if not depth:
+                parts.append(text[start:place])
+                return [part.strip() for part in parts if part.strip()], text[place + 1:]
+        elif char == "," and depth == 1:
+            parts.append(text[start:place])
+            start = place + 1
+    return None
+
+
+def _value(text: str) -> Any:
+    """A literal argument: a number, a list, a quoted or a bare text."""
+    text = text.strip()
+    if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]:
+        return text[1:-1].replace("\\n", "\n").replace("\\'", "'").replace('\\"', '"')
+    try:
+        return load_json(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _table(name: str, parts: list[str]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    names = iter(_POSITIONAL.get(name, ()))
+    bare: list[Any] = []
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if equals and re.fullmatch(r"[A-Za-z_0-9]{1,30}", key.strip()):
+            if key.strip().lower() in table:
+                raise Unread("several_actions")
+            table[key.strip().lower()] = _value(value)
+        else:
+            bare.append(_value(part))
+    if name == "press" and bare:
+        table["keys"] = bare[0] if len(bare) == 1 else bare
+    else:
+        for value in bare:
+            table[next(names, f"argument{len(table)}")] = value
+    return table
+
+
+def _point(value: Any) -> list[float] | None:
+    """A point or the box of one, from numbers in any of the spellings of rewards.reading.places."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    try:
+        found = one_place(text)
+    except Unread:
+        raise Unread("several_points") from None
+    return None if found is None else [float(v) for v in json.loads(found)]
+
+
+def _direction(start: list[float], end: list[float]) -> str | None:
+    """Where a finger goes from one point to another."""
+    (x1, y1), (x2, y2) = start[:2], end[:2]
+    if x1 == x2 and y1 == y2:
+        return None
+    if abs(x2 - x1) > abs(y2 - y1):
+        return "right" if x2 > x1 else "left"
+    return "down" if y2 > y1 else "up"
+
+
+def _canonical(name: str, table: dict[str, Any], space: str) -> dict[str, Any]:
+    """An action object in the canonical keys."""
+    name = "_".join(name.strip().lower().replace("-", " ").replace("_", " ").split())
+    if name == "do":
+        name = "_".join(str(table.pop("action", "")).lower().split())
+    if name == "system_button":
+        name = _BUTTONS.get(str(table.pop("button", "")).lower(), "system_button")
+    if name in ("terminate", "status"):
+        ended = str(table.get("status", table.get("goal_status", ""))).lower()
+        name = "impossible" if ended in ("failure", "fail", "infeasible") else "finished"
+    name = _SAME.get(name, name)
+    out: dict[str, Any] = {"action": name}
+    point = next((table[key] for key in _POINTS if table.get(key) is not None), None)
+    end = next((table[key] for key in _ENDS if table.get(key) is not None), None)
+    start, stop = (None if value is None else _point(value) for value in (point, end))
+    if start is None and isinstance(table.get("x"), (int, float)) and isinstance(table.get("y"), (int, float)):
+        start = [float(table["x"]), float(table["y"])]
+    direction = table.get("direction")
+    if name.startswith("scroll_"):
+        name, direction = "scroll", name.removeprefix("scroll_")
+    amount = next((table[key] for key in ("pixels", "amount", "clicks") if isinstance(table.get(key), (int, float))), None)
+    if name == "scroll" and direction is None and amount:
+        direction = "up" if amount > 0 else "down"
+    if space == "mobile" and name in ("drag", "swipe", "scroll") and start is not None and stop is not None and direction is None:
+        name, direction = "swipe", _direction(start, stop)
+    out["action"] = name
+    if name in ("scroll", "swipe"):
+        return {**out, "direction": direction}
+    if start is not None:
+        out["point"] = start
+    if name == "drag" and stop is not None:
+        out["end"] = stop
+    if name == "press":
+        out = {"action": "hotkey", "keys": _keys(table)}
+    elif name == "open_app":
+        out["app"] = next((table[key] for key in ("app", "app_name", "name", *_TEXTS) if table.get(key)), None)
+    elif name in ("type", "select", "goto"):
+        out["text"] = next((table[key] for key in (*_TEXTS, "url", "option") if table.get(key) is not None), None)
+    return out
+
+
+def _keys(table: dict[str, Any]) -> Any:
+    keys = next((table[key] for key in ("keys", "key", "hotkey", *_TEXTS) if table.get(key) is not None), None)
+    return [str(key) for key in keys] if isinstance(keys, list) else keys
+
+
+def _from_json(text: str, space: str) -> dict[str, Any] | None:
+    """A JSON action or tool call in the canonical keys; None for any other value."""
+    try:
+        value = load_json(text)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, list):
+        if len(value) > 1:
+            raise Unread("several_actions")
+        value = value[0] if value else None
+    if not isinstance(value, dict):
+        return None
+    inner = value.get("arguments", value)
+    if not isinstance(inner, dict):
+        return None
+    names = [inner[key] for key in ("action", "action_type", "type", "name") if isinstance(inner.get(key), str)]
+    name = names[0] if names else value.get("name")
+    rest = {key: entry for key, entry in inner.items() if key not in ("action", "action_type")}
+    return _canonical(name, rest, space) if isinstance(name, str) else None
+
+
+def _calls(text: str, space: str) -> list[dict[str, Any]]:
+    """All function calls of a text, each once."""
+    found: list[dict[str, Any]] = []
+    while call := _CALL.search(text):
+        parsed = _arguments(text[call.end():])
+        if parsed is None:
+            break
+        parts, text = parsed
+        name = call[1].lower()
+        action = _canonical(name, _table(_SAME.get(name, name), parts), space)
+        if action not in found:
+            found.append(action)
+    return found
+
+
+def _line(text: str, space: str) -> dict[str, Any] | None:
+    """OS-Atlas's line: a name in capitals, with a point or a text in brackets."""
+    found = _LINE.fullmatch(text.strip().strip("`").strip())
+    if not found or found["name"].lower() not in (*_NAMES, "open_app", "type", "scroll"):
+        return None
+    name, said = found["name"].lower(), found["text"]
+    table: dict[str, Any] = {} if found["x"] is None else {"point": [float(found["x"]), float(found["y"])]}
+    if said is not None:
+        table["direction" if name == "scroll" else "text"] = said.lower() if name == "scroll" else said
+    return _canonical(name, table, space)
+
+
+def _region(text: str) -> str:
+    """What stands behind the only `Action:` of a text, or the whole text."""
+    marks = list(_MARK.finditer(text))
+    if len(marks) != 1:
+        return text
+    head, behind = text[:marks[0].start()], text[marks[0].end():]
+    if _CALL.search(head) or blocks(head):
+        return text  # another call in front of it
+    return behind if _CALL.search(behind) or _LINE.match(behind.strip()) else text
+
+
+def _one(text: str, space: str) -> dict[str, Any] | None:
+    if len(text) > _MOST_CHARS:
+        return None
+    text = strip_box_tokens(text)
+    tools = {found[1].strip() for found in _TOOL.finditer(text)}
+    if len(tools) > 1:
+        raise Unread("several_actions")
+    if tools:
+        return _from_json(tools.pop(), space)
+    if text.count("<action>") > 1:
+        raise Unread("several_actions")
+    tag = _ACTION_TAG.search(text) if "<action>" in text else None
+    region = tag[1] if tag else _region(text)
+    found = _calls(region, space)
+    if len(found) > 1:
+        raise Unread("several_actions")
+    if found:
+        return found[0]
+    line = _line(region, space)
+    if line is not None:
+        return line
+    try:
+        block = json_block(region)
+    except Unread as err:
+        raise Unread("several_actions" if err.reason == "several_values" else err.reason) from None
+    return None if block is None else _from_json(block, space)
+
+
+def one_call(text: str, space: str = "any") -> str | None:
+    """The one action of a text as JSON in the canonical keys, for an action space of rewards.gui_actions; None without any.
+
+    Raises Unread: several_actions, several_points, hedged.
+    """
+    found = _one(text, space)
+    return None if found is None else json.dumps(found)
+
+
+def call_place(text: str) -> str | None:
+    """The point (or box) of the one action of a text as JSON; None without an action, or one without a place. Raises Unread."""
+    found = _one(text, "desktop")
+    return json.dumps(found["point"]) if found is not None and found.get("point") is not None else None

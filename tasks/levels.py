@@ -1,0 +1,97 @@
+"""From a completion to a value at a level of rewards.reading: what AnswerTask reads with, and AnswerError.
+
+The answer is parsed as it stands, else without wrappers, else (above strict) in the canonical spelling that the task's `native`
+translates it into: so no level makes another value valid, and a text that holds two answers is one at no level but official.
+"""
+from __future__ import annotations
+
+import abc
+import contextlib
+from typing import Any
+
+from mmrl.task import Task
+from mmrl.types import RewardContext, Sample, StopReason
+from rewards.parsing import Extraction, extract_answer
+from rewards.reading import LEVELS, Unread, unwrap
+
+__all__ = ["AnswerError", "ReadingTask"]
+
+_SEVERAL = ("several_", "both_", "hedged")
+"""Reasons that tell of two answers in one, which no level reads."""
+
+
+class AnswerError(ValueError):
+    """A text that is not an answer of the task; `reason` is one snake_case word, for example 'not_a_number'. `envelope`: there
+    is no answer to be read, rather than one that cannot be."""
+
+    def __init__(self, reason: str, *, envelope: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.envelope = reason, envelope
+
+
+class ReadingTask(Task):
+    """A task whose completions are read at a level: `answers`, set when it is made, beside `answer_format`."""
+
+    answers: str = "strict"
+    answer_format: str = "answer"
+
+    def extract(self, text: str) -> Extraction:
+        """The one answer of a completion, or why there is none."""
+        return extract_answer(text, self.answer_format)
+
+    @abc.abstractmethod
+    def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Any:
+        """The value an answer text stands for, coordinates in original pixels. Raises AnswerError(reason)."""
+
+    def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """`answer`, in which wrappers are removed and which `parse` refused, translated from a dialect of rewards.reading into the
+        canonical spelling; None where it is in none of them. Raises rewards.reading.Unread for two values. Default: None."""
+        return None
+
+    def official(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
+        """What the benchmark's own extractor takes out of `answer`, in the canonical spelling ('' for nothing, which is a failure);
+        None where it has none, and answers are read as native. Default: None."""
+        return None
+
+    def read(self, sample: Sample, text: str, ctx: RewardContext, level: str = "") -> tuple[str, Any]:
+        """(text of the answer, its value) of a completion, read at `level` (default: the task's own). Raises AnswerError(reason).
+
+        Above strict a completion without any <answer>, that the length limit did not cut, is its own answer.
+        """
+        level = level or self.answers
+        found = self.extract(text)
+        if level != "strict" and found.reason == "no_answer" and ctx.stop is not StopReason.LENGTH:
+            found = extract_answer(text, "bare")
+        if found.answer is None:
+            raise AnswerError(found.reason or "no_answer", envelope=True)
+        if level == "official" and (official := self.official(found.answer, sample, ctx)) is not None:
+            return found.answer, self.parse(official, sample, ctx)
+        return found.answer, self._read_answer(found.answer, sample, ctx, level)
+
+    def _read_answer(self, answer: str, sample: Sample, ctx: RewardContext, level: str) -> Any:
+        """As it stands, else without wrappers, else translated; the reason of a failure is that of the answer as it stands."""
+        try:
+            return self.parse(answer, sample, ctx)
+        except AnswerError as err:
+            first = err
+        inner = unwrap(answer)
+        if inner != answer:
+            with contextlib.suppress(AnswerError):
+                return self.parse(inner, sample, ctx)
+        if level == "strict" or first.reason.startswith(_SEVERAL):
+            raise first
+        try:
+            translated = self.native(inner, sample, ctx)
+        except Unread as err:
+            raise AnswerError(err.reason) from None
+        if translated is None:
+            raise first
+        return self.parse(translated, sample, ctx)
+
+    def readable_at(self, sample: Sample, text: str, ctx: RewardContext) -> str | None:
+        """The first of the levels strict and native that reads a completion; None when neither does."""
+        for level in LEVELS[:2]:
+            with contextlib.suppress(ValueError, TypeError, KeyError, ArithmeticError):
+                self.read(sample, text, ctx, level)
+                return level
+        return None

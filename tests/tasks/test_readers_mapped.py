@@ -1,0 +1,166 @@
+"""Any columns, in the layouts people have, and data sets of the hub that `datasets` itself has loaded."""
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mmrl.config import DataSource
+from mmrl.data import load_sources
+from mmrl.errors import ConfigError, DataError
+from tasks.readers import read_any
+from tasks.readers.hub import hub_file, is_hub_name
+
+SIZE, BOX = (64, 48), [4, 6, 40, 30]
+
+
+def png(shade: int = 90) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", SIZE, (shade, 0, 0)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / "a.png").write_bytes(png())
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+QUESTION = "Where is the cup?"
+LAYOUTS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    # https://github.com/haotian-liu/LLaVA/blob/main/docs/Finetune_Custom_Data.md
+    "llava": ("llava.json", {"id": "997bb945", "image": "a.png", "conversations": [
+        {"from": "human", "value": f"<image>\n{QUESTION}"}, {"from": "gpt", "value": str(BOX)}]},
+        {"id": "id", "image": "image", "question": "conversations.0.value", "answer": "conversations.-1.value"}),
+    # ms-swift's GRPO data: messages, images, and a column of its own for the truth
+    "ms_swift": ("swift.jsonl", {"messages": [{"role": "system", "content": "Be brief."},
+                                              {"role": "user", "content": "<image>" + QUESTION}],
+                                 "images": ["a.png"], "solution": str(BOX)},
+                 {"image": "images", "question": "messages.-1.content", "answer": "solution"}),
+    # LLaMA-Factory sharegpt with other column names
+    "llama_factory": ("sharegpt.json", {"dialog": [{"role": "user", "content": "<image>" + QUESTION},
+                                                   {"role": "assistant", "content": f"It is at {BOX}."}], "pics": ["a.png"]},
+                      {"image": "pics", "question": "dialog.0.content", "answer": "dialog.1.content"}),
+    # EasyR1: parquet with the bytes of the pictures
+    "easyr1": ("train.parquet", {"images": [{"bytes": png(), "path": None}], "problem": "<image>" + QUESTION, "answer": str(BOX)},
+               {"image": "images", "question": "problem", "answer": "answer"}),
+    # TRL: conversational prompts whose content is a list of parts, one picture in its own column
+    "trl": ("trl.jsonl", {"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}],
+                          "image": "a.png", "solution": BOX},
+            {"image": "image", "question": "prompt.0.content", "answer": "solution"}),
+    "dotted": ("rows.jsonl", {"img.file": "a.png", "meta": {"q": QUESTION}, "box.px": BOX},
+               {"image": "img.file", "question": "meta.q", "answer": "box.px"}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_gives_the_same_sample(tmp_path: Path, layout: str) -> None:
+    name, row, columns = LAYOUTS[layout]
+    path = write(tmp_path / name, [row])
+    (loaded,) = load_sources([DataSource(task="grounding", path=str(path), params={"reader": {"columns": columns}})])
+    (sample,) = loaded.samples
+    assert (sample.question, sample.answer, sample.task) == (QUESTION, BOX, "grounding")
+    assert (sample.params["width"], sample.params["height"]) == SIZE and len(sample.images) == 1
+    assert sample.id == row.get("id", f"{path.stem}-1") and Path(sample.images[0]).is_file()
+
+
+def test_other_fields_go_where_tasks_look_for_them(tmp_path: Path) -> None:
+    rows = [{"kind": "choice", "q": "Which?", "a": "B", "opts": ["A. cup", "B. fork"], "set": "kitchen"},
+            {"kind": "numeric", "q": "How wide?", "a": "12 px", "opts": None, "set": "kitchen", "u": "px"},
+            {"kind": "tracking?", "q": "x", "a": "1", "opts": None, "set": None, "u": None}]
+    columns = {"question": "q", "answer": "a", "options": "opts", "task": "kind", "source": "set", "params.unit": "u"}
+    readout = read_any(write(tmp_path / "rows.jsonl", rows), task="mixed", columns=columns, on_error="record")
+    assert [r.row for r in readout.rejected] == [1, 3], "the first has no column u, the last no known task"
+    assert "'u'" in readout.rejected[0].reason and "tracking?" in readout.rejected[1].reason
+    (numeric,) = readout.samples
+    assert (numeric.task, numeric.source, numeric.params["unit"], numeric.answer) == ("numeric", "kitchen", "px", "12 px")
+    del columns["params.unit"]
+    choice = read_any(tmp_path / "rows.jsonl", task="mixed", columns=columns, on_error="record").samples[0]
+    assert choice.params["options"] == ["cup", "fork"] and choice.answer == "B"
+
+
+@pytest.mark.parametrize(("columns", "words"), [
+    ({"question": "q"}, "columns with answer"),
+    ({"qestion": "q", "answer": "a"}, "unknown field 'qestion'.*Did you mean 'question'"),
+    ({}, "as a mapping"), (["q"], "as a mapping"), ({"question": "q", "answer": 3}, "as a mapping")])
+def test_a_wrong_mapping_is_the_users_error(tmp_path: Path, columns: Any, words: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"q": "x", "a": "y"}])
+    with pytest.raises(ConfigError, match=words):
+        read_any(path, task="ocr", columns=columns)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
+def test_an_unknown_column_names_those_there_are(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, [{"prompt": "Read it.", "label": "abc"}])
+    told = r"row 1: expected a column 'promt' for question, found columns prompt, label.*Did you mean 'prompt'"
+    with pytest.raises(DataError, match=told):
+        read_any(path, task="ocr", columns={"question": "promt", "answer": "label"})
+    for where in ("prompt.0.value", "prompt.0", "conversations.4.value"):
+        with pytest.raises(DataError, match="row 1: expected a column"):
+            read_any(path, task="ocr", columns={"question": where, "answer": "label"})
+
+
+# the hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A data set in the hub's layout that `datasets` finds under its name, and a cache of its own."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    for split, count in (("train", 3), ("test", 1)):
+        rows = [{"picture": {"bytes": png(40 * n), "path": f"{n}.png"}, "prompt": QUESTION, "truth": str(BOX)}
+                for n in range(count)]
+        text = datasets.Value("string")
+        features = datasets.Features({"picture": datasets.Image(), "prompt": text, "truth": text})
+        place = tmp_path / "someone" / "cups" / "data" / f"{split}-00000-of-00001.parquet"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        datasets.Dataset.from_list(rows, features=features).to_parquet(str(place))
+    return datasets
+
+
+COLUMNS = {"image": "picture", "question": "prompt", "answer": "truth"}
+
+
+def test_a_hub_data_set_is_what_datasets_loads(hub: Any, tmp_path: Path) -> None:
+    source = DataSource(task="grounding", path="hf://someone/cups:train", params={"reader": {"columns": COLUMNS}})
+    (loaded,) = load_sources([source])
+    theirs = hub.load_dataset("someone/cups", split="train")
+    assert len(loaded.samples) == len(theirs) == 3
+    for ours, row in zip(loaded.samples, theirs, strict=True):
+        assert ours.question == row["prompt"] and ours.answer == json.loads(row["truth"])
+        with Image.open(ours.images[0]) as picture:
+            assert list(picture.convert("RGB").tobytes()) == list(row["picture"].convert("RGB").tobytes())
+    assert [s.id for s in loaded.samples] == ["cups-train-1", "cups-train-2", "cups-train-3"]
+    assert hub_file("hf:/someone/cups") == hub_file("hf://someone/cups:train"), "the same file, once"
+    (held,) = read_any("hf://someone/cups:test", task="grounding", columns=COLUMNS)
+    assert held.id == "cups-test-1"
+
+
+def test_names_splits_and_networks_that_are_not_there_are_said(hub: Any) -> None:
+    assert is_hub_name(Path("hf://a/b")) and not is_hub_name("data/hf.jsonl")
+    for name in ("hf://cups", "hf://a/b/c/d", "hf://a b/c"):
+        with pytest.raises(DataError, match=r"expected hf://owner/name"):
+            read_any(name, task="grounding", columns=COLUMNS)
+    with pytest.raises(DataError, match=r"hf://someone/cups:tests: expected .*Did you mean 'test'"):
+        read_any("hf://someone/cups:tests", task="grounding", columns=COLUMNS)
+
+
+@pytest.mark.slow  # datasets asks several times
+def test_a_data_set_that_is_not_there_names_the_network(hub: Any) -> None:
+    with pytest.raises(DataError, match=r"hf://nobody/nothing:train: expected a data set of the hub.*check the name.*network"):
+        load_sources([DataSource(task="grounding", path="hf://nobody/nothing")])  # the tests have no network

@@ -1,0 +1,95 @@
+"""Rows of one's own: a key given twice, truths with a per cent sign, truths that no completion can give."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mmrl.coords import CoordFrame
+from mmrl.errors import DataError
+from mmrl.registry import task_from_spec
+from mmrl.types import RewardContext
+from tasks.readers import read_any
+
+CTX = RewardContext(1, 1, CoordFrame.REL1000)
+
+
+def load(tmp_path: Path, task: str, *rows: dict[str, Any] | str, on_error: str = "raise",
+         **params: Any) -> tuple[list[Any], list[Any]]:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    made = task_from_spec(task, params)
+    made.on_error = on_error
+    return list(made.load(str(tmp_path / "data.jsonl"))), list(made.rejected)
+
+
+TWICE = ['{"question": "a", "answer": 1, "answer": 2}', '{"question": "a", "answer": 1, "params": {"unit": "m", "unit": "km"}}']
+
+
+@pytest.mark.parametrize("line", TWICE)
+def test_a_key_given_twice_is_an_error_of_its_row(tmp_path: Path, line: str) -> None:
+    assert isinstance(json.loads(line), dict), "to Python's json the last one counts"
+    good = {"question": "b", "answer": 3}
+    with pytest.raises(DataError, match=r"data\.jsonl: row 2: expected every key once, found '(answer|unit)' twice"):
+        load(tmp_path, "numeric", good, line)
+    kept, rejected = load(tmp_path, "numeric", good, line, on_error="record")
+    assert [s.answer for s in kept] == [3] and [r.row for r in rejected] == [2]
+
+
+@pytest.mark.parametrize(("truth", "answer", "value"), [
+    ("50%", "50%", 1.0), ("50%", "50", 1.0), ("50 %", "50%", 1.0), ("50%", "0.5", 0.0), ("50%", "49%", 0.0),
+    ("12.5%", "12.5%", 1.0), (50, "50%", 0.0), ("50", "50%", 0.0)])
+def test_a_truth_in_per_cent_is_a_truth(tmp_path: Path, truth: Any, answer: str, value: float) -> None:
+    (sample,), _ = load(tmp_path, "numeric", {"question": "share?", "answer": truth})
+    task = task_from_spec("numeric", {"weights": {"accuracy": 1.0}})
+    assert task.score(sample, f"<answer>{answer}</answer>", CTX).value == value
+    assert task.score(sample, task.gold(sample, CTX), CTX).value == 1.0
+    assert task.score(sample, task.wrong(sample, CTX), CTX).value == 0.0
+
+
+def test_what_the_settings_say_of_per_cent_counts_more_than_the_truths_spelling(tmp_path: Path) -> None:
+    (sample,), _ = load(tmp_path, "numeric", {"question": "share?", "answer": "50%"}, percent="fraction")
+    task = task_from_spec("numeric", {"percent": "fraction", "weights": {"accuracy": 1.0}})
+    assert [task.score(sample, f"<answer>{text}</answer>", CTX).value for text in ("50%", "0.5", "50")] == [1, 1, 0]
+
+
+TAGS = "<answer>B</answer>"
+TRUTHS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "open_text": (f"use {TAGS} here", {}), "ocr": ("say <think> first", {}), "chart": ("a </answer> b", {}), "math": (TAGS, {}),
+    "classification": ("</think>", {"labels": ["</think>", "b"]}),
+    "detection": ([{"bbox": [100, 100, 300, 400], "label": "<answer>"}], {}),
+    "gui_action": ({"action": "type", "text": TAGS}, {})}
+
+
+@pytest.mark.parametrize("task", TRUTHS)
+def test_truths_that_no_completion_can_give_are_refused_when_they_are_read(tmp_path: Path, task: str) -> None:
+    """Wherever the words stand that end or repeat the envelope; the truth itself, written as an answer, scores 0."""
+    Image.new("RGB", (640, 480)).save(tmp_path / "a.png")
+    truth, params = TRUTHS[task]
+    row = {"image": "a.png", "question": "Which?", "answer": truth, "params": params}
+    with pytest.raises(DataError, match=r"row 1: expected .* without .*<(answer|think)>"):
+        load(tmp_path, task, row)
+    with pytest.raises(DataError, match=r"row 1: expected .* without .*<(answer|think)>"):
+        load(tmp_path, "mixed", {**row, "task": task})
+    kept, rejected = load(tmp_path, task, row, on_error="record")
+    assert not kept and len(rejected) == 1
+    made = task_from_spec(task, {})
+    (lost,) = read_any(tmp_path / "data.jsonl", task=task, check=lambda *a: a[1])
+    assert made.score(lost, f"<answer>{truth if isinstance(truth, str) else json.dumps(truth)}</answer>", CTX).value == 0.0
+
+
+def test_one_text_of_several_that_can_be_given_is_enough(tmp_path: Path) -> None:
+    row = {"question": "Which?", "answer": "b", "params": {"labels": ["<b>", "b"]}}
+    (sample,), _ = load(tmp_path, "classification", row)
+    made = task_from_spec("classification", {})
+    assert made.score(sample, made.gold(sample, CTX), CTX).value == 1.0
+
+
+def test_without_an_envelope_such_words_are_words_like_others(tmp_path: Path) -> None:
+    row = {"question": "Which?", "answer": "<answer>", "params": {"labels": ["<answer>", "b"]}}
+    (sample,), _ = load(tmp_path, "classification", row, answer_format="bare")
+    made = task_from_spec("classification", {"answer_format": "bare"})
+    assert made.score(sample, made.gold(sample, CTX), CTX).parts["accuracy"] == 1.0
