@@ -30,7 +30,7 @@ from mmrl.types import Sample
 from mmrl.workers import Worker
 
 if TYPE_CHECKING:
-    from mmrl.config_data import DataConfig
+    from mmrl.config import DataConfig
 
 __all__ = ["Ahead", "Media", "Prefetcher", "media_of", "prefetching", "prepare"]
 

@@ -18,8 +18,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mmrl.config import DataSource, RunConfig, merge, parse_overrides
-from mmrl.config_data import VideoConfig
+from mmrl.config import DataSource, RunConfig, VideoConfig, merge, parse_overrides
 from mmrl.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["AnswerLevel", "Suite", "SuiteBook", "SuiteRow", "SuiteSettings", "check_files", "configure", "default_suites_file",

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from mmrl.config_read import load_config_as
+from mmrl.config.read import load_config_as
 from mmrl.errors import RegistryError
 
 __all__ = ["ALL", "CHECKPOINT_KEYS", "LEAVE_OUT", "Found", "at_most", "check_code", "checkpoint_settings", "fixed", "no_new_code",

@@ -11,9 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from mmrl.config import OptimConfig, RunConfig, load_config_as
-from mmrl.config_data import ScheduleConfig as _ScheduleConfig
-from mmrl.config_data import Section
+from mmrl.config import OptimConfig, RunConfig, Section, load_config_as
+from mmrl.config import ScheduleConfig as _ScheduleConfig
 
 __all__ = ["ActionConfig", "DemoConfig", "EmbodiedConfig", "EnvConfig", "RLConfig", "ScheduleConfig", "VLAConfig", "load_embodied"]
 
@@ -30,46 +29,76 @@ class EnvConfig(_Section):
     workers. Choose train.prompts_per_step as a multiple of the processes.
     """
 
-    suite: str = "tiny"  # tiny, maniskill, libero, robosuite, or module:Class of a robotics.contract.Simulator
-    tasks: list[str] = Field(["push"], min_length=1)  # one policy for all; groups are drawn from them in turn
-    horizon: int = Field(40, ge=1)  # control steps until an episode is truncated
+    suite: str = "tiny"
+    """tiny, maniskill, libero, robosuite, or module:Class of a robotics.contract.Simulator."""
+    tasks: list[str] = Field(["push"], min_length=1)
+    """Tasks of the suite: one policy for all, groups are drawn from them in turn."""
+    horizon: int = Field(40, ge=1)
+    """Control steps until an episode is truncated."""
     image_size: int = Field(64, ge=8)
+    """Width and height in pixels of what a camera renders."""
     cameras: list[str] = ["base"]
-    options: dict[str, Any] = {}  # of the suite
-    slots: int = Field(16, ge=1)  # simulators held at once, by each process of the run
-    workers: int = Field(2, ge=1)  # processes they live in, for each process of the run
-    start_s: float = Field(180.0, gt=0)  # a worker must answer its handshake within this
-    reset_s: float = Field(120.0, gt=0)  # a reset must end within this (the first one opens the simulator)
-    step_s: float = Field(60.0, gt=0)  # an action chunk must end within this
-    respawns: int = Field(20, ge=0)  # workers started anew before the run gives up
-    restart_after_resets: int = Field(0, ge=0)  # simulators made anew after so many resets (0: never), against leaks
-    memory_gib: float | None = Field(None, gt=0)  # a worker above this is restarted between episodes
-    retries: int = Field(2, ge=0)  # an episode that failed (crash, hang) is played again so often, from the same state
+    """Cameras that are rendered."""
+    options: dict[str, Any] = {}
+    """Options of the suite."""
+    slots: int = Field(16, ge=1)
+    """Simulators held at once, by each process of the run."""
+    workers: int = Field(2, ge=1)
+    """Worker processes that they live in, for each process of the run."""
+    start_s: float = Field(180.0, gt=0)
+    """Seconds for a worker to answer its handshake."""
+    reset_s: float = Field(120.0, gt=0)
+    """Seconds for a reset; the first one opens the simulator."""
+    step_s: float = Field(60.0, gt=0)
+    """Seconds for an action chunk."""
+    respawns: int = Field(20, ge=0)
+    """Workers started anew before the run gives up."""
+    restart_after_resets: int = Field(0, ge=0)
+    """Simulators are made anew after so many resets, against leaks; 0: never."""
+    memory_gib: float | None = Field(None, gt=0)
+    """A worker with more memory than this is restarted between episodes; null: never."""
+    retries: int = Field(2, ge=0)
+    """An episode that failed (crash, hang) is played again so often, from the same state."""
 
 
 class ActionConfig(_Section):
     """Action tokens; see robotics.actions.ActionCodec. A checkpoint brings its own, which these must not contradict."""
 
     bins: int = Field(33, ge=2, le=1000)
-    chunk: int = Field(4, ge=1)  # action steps of one decision
-    repeat: int = Field(2, ge=1)  # control steps each of them is executed
-    statistics: str | None = None  # dataset_statistics.json with q01 / q99; null: the simulator's bounds
-    gripper: Literal["raw", "binary_sign", "openvla", "maniskill"] = "raw"  # convention of the policy's gripper values
+    """Tokens per action dimension."""
+    chunk: int = Field(4, ge=1)
+    """Action steps of one decision."""
+    repeat: int = Field(2, ge=1)
+    """Control steps each of them is executed for."""
+    statistics: str | None = None
+    """dataset_statistics.json with q01 and q99; null: the simulator's bounds."""
+    gripper: Literal["raw", "binary_sign", "openvla", "maniskill"] = "raw"
+    """Convention of the policy's gripper values."""
 
 
 class VLAConfig(_Section):
     """How the model sees and decides; written to vla.json of a checkpoint."""
 
     decode: Literal["parallel", "autoregressive"] = "parallel"
+    """All tokens of a chunk in one forward pass, or one after the other."""
     cameras: list[str] = ["base"]
+    """Cameras whose pictures the policy is shown, in this order."""
     prompt: str = "{instruction}"
+    """Text of the prompt; {instruction} stands for the task's."""
     proprio: bool = False
-    proprio_dim: int = Field(0, ge=0)  # set when a policy is made
+    """The policy also gets proprioception."""
+    proprio_dim: int = Field(0, ge=0)
+    """Length of the proprioception vector; set when a policy is made."""
     proprio_low: list[float] = []
+    """Its lower bounds, for normalisation; set when a policy is made."""
     proprio_high: list[float] = []
+    """Its upper bounds, for normalisation; set when a policy is made."""
     value_head: bool = False
-    value_hidden: int = Field(256, ge=1)  # width of the critic
-    value_steps: int = Field(1, ge=1)  # values of a decision: 1, or with rl.level action one per action step; set when it is made
+    """Add a critic (rl.kind ppo)."""
+    value_hidden: int = Field(256, ge=1)
+    """Width of the critic's hidden layer."""
+    value_steps: int = Field(1, ge=1)
+    """Values of a decision: 1, or with rl.level action one per action step; set when a policy is made."""
 
 
 def _cloning() -> OptimConfig:
@@ -80,16 +109,26 @@ class DemoConfig(_Section):
     """`mmrl sft`: demonstrations (a data set, recorded from the scripted expert when it is not there yet) and how they are
     cloned."""
 
-    path: str | None = None  # LeRobot folder or LIBERO hdf5; null: RUN dir/NAME_demos
-    episodes: int = Field(200, ge=1)  # per task, when recorded
-    noise: float = Field(0.2, ge=0)  # standard deviation added to the executed actions
-    labels: Literal["clean", "executed"] = "clean"  # cloned: what the expert wanted, or what it did, noise included
-    horizon: int | None = Field(None, ge=1)  # control steps the expert has; null: env.horizon
-    speed: float = Field(1.0, gt=0, le=1)  # all actions but the gripper's are multiplied by this: a cautious demonstrator
-    every: int = Field(1, ge=1)  # control steps from one recorded picture to the next
-    first_state: int = Field(500_000, ge=0)  # number of the first training state used: RL starts from 0
-    steps: int = Field(1500, ge=1)  # optimizer steps
-    batch: int = Field(32, ge=1)  # decisions per step
+    path: str | None = None
+    """LeRobot folder or LIBERO hdf5; null: RUN dir/NAME_demos."""
+    episodes: int = Field(200, ge=1)
+    """Episodes per task, when they are recorded."""
+    noise: float = Field(0.2, ge=0)
+    """Standard deviation of the noise added to the executed actions."""
+    labels: Literal["clean", "executed"] = "clean"
+    """What is cloned: what the expert wanted, or what it did, noise included."""
+    horizon: int | None = Field(None, ge=1)
+    """Control steps the expert has; null: env.horizon."""
+    speed: float = Field(1.0, gt=0, le=1)
+    """All actions but the gripper's are multiplied by this: a cautious demonstrator."""
+    every: int = Field(1, ge=1)
+    """Control steps from one recorded picture to the next."""
+    first_state: int = Field(500_000, ge=0)
+    """Number of the first training state that is used: RL starts from 0."""
+    steps: int = Field(1500, ge=1)
+    """Optimizer steps."""
+    batch: int = Field(32, ge=1)
+    """Decisions per step."""
     optim: OptimConfig = Field(default_factory=_cloning)
 
 
@@ -97,36 +136,54 @@ class RLConfig(_Section):
     """Embodied reinforcement learning; the GRPO settings are those of `algorithm`."""
 
     kind: Literal["grpo", "ppo"] = "grpo"
-    reward: Literal["success", "shaped", "relative"] = "success"  # success: paid once, at the end; shaped: the simulator's rewards;
-    # ^ relative: their differences from step to step
+    """grpo: an episode's advantage is compared within its group; ppo: a critic judges each decision (GAE)."""
+    reward: Literal["success", "shaped", "relative"] = "success"
+    """success: paid once, at the end; shaped: the simulator's rewards; relative: their differences from step to step."""
     reward_coef: float = Field(1.0, gt=0)
-    success: Literal["once", "at_end"] = "once"  # which success is paid: ever reached, or still there at the end
-    length_norm: Literal["trajectory", "token"] = "trajectory"  # every trajectory weighs the same, or every token does
-    # ^ ppo normalises advantages over decisions (or action steps) first, all alike; weighed by 1 / length of their trajectory their
-    # mean is then not 0 but leans towards that of short episodes; token keeps it near 0. RLinf does the same
-    filter_low: float = Field(0.0, ge=0, le=1)  # grpo: groups whose mean success is not in [low, high] are drawn again; both
-    # ^ bounds are included (SimpleVLA-RL: 0.1 and 0.9), other than those of algorithm.filter
+    """Rewards are multiplied by this."""
+    success: Literal["once", "at_end"] = "once"
+    """Which success is paid: ever reached, or still there at the end."""
+    length_norm: Literal["trajectory", "token"] = "trajectory"
+    """Every trajectory weighs the same, or every token does. ppo normalises advantages over decisions (or action steps) first,
+    all alike; weighed by 1 / length of their trajectory their mean is then not 0 but leans towards that of short episodes;
+    token keeps it near 0. RLinf does the same."""
+    filter_low: float = Field(0.0, ge=0, le=1)
+    """grpo: groups whose mean success lies below this are drawn again. Included, other than algorithm.filter.low (SimpleVLA-RL:
+    0.1)."""
     filter_high: float = Field(1.0, ge=0, le=1)
-    level: Literal["chunk", "action"] = "chunk"  # ppo: one value and advantage per decision, or per executed action step of it
-    gamma: float = Field(0.99, gt=0, le=1)  # ppo: per decision; with level action per action step
+    """grpo: groups whose mean success lies above this are drawn again. Included (SimpleVLA-RL: 0.9)."""
+    level: Literal["chunk", "action"] = "chunk"
+    """ppo: one value and advantage per decision, or per executed action step of it."""
+    gamma: float = Field(0.99, gt=0, le=1)
+    """ppo: discount per decision; with level action per action step."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
+    """ppo: lambda of generalised advantage estimation."""
     value_coef: float = Field(0.5, ge=0)
+    """ppo: weight of the value loss."""
     value_clip: float | None = Field(0.2, gt=0)
+    """ppo: a value's change from the old one is clipped to this; null: not clipped."""
     huber_delta: float = Field(10.0, gt=0)
-    value_lr: float | None = Field(None, gt=0)  # null: optim.lr
-    critic_warmup: int = Field(0, ge=0)  # training steps (not optimizer steps) at the start in which only the value head learns
+    """ppo: where the value loss turns from quadratic to linear."""
+    value_lr: float | None = Field(None, gt=0)
+    """ppo: learning rate of the critic; null: optim.lr."""
+    critic_warmup: int = Field(0, ge=0)
+    """ppo: training steps (not optimizer steps) at the start in which only the critic learns."""
     entropy_coef: float = Field(0.0, ge=0)
-    bootstrap: Literal["standard", "always", "never"] = "standard"  # ppo: V(final) at truncation, at every end, never
+    """Weight of the entropy bonus."""
+    bootstrap: Literal["standard", "always", "never"] = "standard"
+    """ppo: the value of the final state is added at truncation, at every end, or never."""
 
 
 class ScheduleConfig(_ScheduleConfig):
-    """When rendering, inference and training run: kind, order, staleness, correction and threshold of mmrl.config_data, and
-    stages of environments. `wave` is of prompts and stays unset here."""
+    """When rendering, inference and training run: kind, order, staleness, correction and threshold as for prompts, and stages of
+    environments. `wave` is of prompts and stays unset here."""
 
     stages: int = Field(2, ge=1)
-    """Of environments: the policy decides for one while the others render (serial: 1). More stages mean smaller inference batches;
-    on one device, where training takes turns with inference, four were no faster than two (scripts/bench_schedule.py)."""
-    timeline: int = Field(20, ge=0)  # every how many steps a timeline is written (0: never)
+    """Parts of the environments: the policy decides for one while the others render (serial: 1). More stages mean smaller
+    inference batches; on one device, where training takes turns with inference, four were no faster than two
+    (scripts/bench_schedule.py)."""
+    timeline: int = Field(20, ge=0)
+    """Every how many steps RUN/timeline is written, for the report; 0: never."""
 
     @model_validator(mode="after")
     def _no_prompts(self) -> ScheduleConfig:
@@ -170,7 +227,8 @@ class EmbodiedConfig(RunConfig):
     demos: DemoConfig = DemoConfig()
     rl: RLConfig = RLConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    eval_states: int = Field(100, ge=1)  # held-out initial states per task, before and after training
+    eval_states: int = Field(100, ge=1)
+    """Held-out initial states per task, before and after training."""
 
     @model_validator(mode="after")
     def _embodied(self) -> EmbodiedConfig:

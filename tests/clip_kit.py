@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.config import DataConfig, DataSource, ModelConfig
-from mmrl.config_data import CacheConfig, VideoConfig
+from mmrl.config import CacheConfig, DataConfig, DataSource, ModelConfig, VideoConfig
 from mmrl.data import LoadedSource
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy

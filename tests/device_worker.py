@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from mmrl.config import DataConfig, ModelConfig
-from mmrl.config_engine import VLLMConfig
+from mmrl.config import DataConfig, ModelConfig, VLLMConfig
 from mmrl.policy.loading import build_visuals, load_policy
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy

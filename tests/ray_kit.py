@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from mmrl.config_engine import RayConfig
+from mmrl.config import RayConfig
 
 SERVICES = ("raylet", "gcs_server")
 

@@ -8,7 +8,7 @@ import torch
 from mmrl.cluster.placement import Demand
 from mmrl.cluster.run import cluster_metrics, local_processes
 from mmrl.cluster.session import Cluster
-from mmrl.config_engine import RayConfig
+from mmrl.config import RayConfig
 from mmrl.world import World
 
 __all__ = ["tell"]

@@ -17,7 +17,7 @@ from mmrl import _doctor_probes
 from mmrl._doctor_children import ChildFailure, ask
 from mmrl._doctor_probes import PROBES
 from mmrl._vulkan import mesa_version
-from mmrl.config_engine import EngineConfig
+from mmrl.config import EngineConfig
 from mmrl.doctor import Finding, print_doctor, run_doctor
 
 pytestmark = pytest.mark.slow  # the doctor asks processes about every library

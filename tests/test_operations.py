@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mmrl.alarms import Alarm
-from mmrl.config_engine import OperationsConfig
+from mmrl.config import OperationsConfig
 from mmrl.errors import ConfigError, MissingExtraError
 from mmrl.operations.interrupts import Interrupted, Interrupts
 from mmrl.operations.lock import RunLock

@@ -10,7 +10,7 @@ import pytest
 from mmrl.cluster.group import ActorGroup
 from mmrl.cluster.placement import ClusterError, Demand
 from mmrl.cluster.session import Cluster
-from mmrl.config_engine import RayConfig
+from mmrl.config import RayConfig
 from mmrl.errors import ConfigError
 from tests.ray_kit import eventually, services
 

@@ -201,13 +201,16 @@ def memory(config: ConfigFile, overrides: Overrides = None,
 
 
 @app.command(name="config")
-def show_config(config: ConfigFile, overrides: Overrides = None, preset: PresetName = None) -> None:
-    """Print the resolved configuration, every key with its value."""
-    import yaml
+def show_config(config: Annotated[Path | None, typer.Argument(help="configuration file (see configs/)")] = None,
+                overrides: Overrides = None, preset: PresetName = None,
+                explain: Annotated[list[str] | None, typer.Option(help="say what this key or section means: type, default, bounds "
+                                                                       "(no FILE needed; may be repeated)")] = None,
+                schema: Annotated[bool, typer.Option("--schema", help="print the JSON schema, for editors; with a file of a robot "
+                                                                      "run that of robot runs")] = False) -> None:
+    """Print the resolved configuration of FILE, every key with its value; or say what a key means."""
+    from mmrl.cli.configuration import config_command
 
-    from mmrl.cli.run import run_config
-
-    typer.echo(yaml.safe_dump(run_config(config, overrides or [], preset).model_dump(mode="json"), sort_keys=False), nl=False)
+    config_command(config, overrides or [], preset, explain or [], schema=schema)
 
 
 @app.command()

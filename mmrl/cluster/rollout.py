@@ -25,8 +25,7 @@ import xxhash
 from mmrl.cluster.group import ActorGroup
 from mmrl.cluster.objects import Array, MediaStore, absolute, actor_threads, shares, tensors_of
 from mmrl.cluster.session import Cluster
-from mmrl.config import ModelConfig, RunConfig
-from mmrl.config_data import DataConfig
+from mmrl.config import DataConfig, ModelConfig, RunConfig
 from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy

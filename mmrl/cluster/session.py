@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from mmrl.cluster.placement import ClusterError, Demand, Kind, Node, check, eligible, place_of
-from mmrl.config_engine import RayConfig
+from mmrl.config import RayConfig
 from mmrl.errors import ConfigError, MissingExtraError, install_command
 
 __all__ = ["Cluster", "code_paths", "ending", "import_ray", "stop_if_broken"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from mmrl.config_engine import OperationsConfig
+from mmrl.config import OperationsConfig
 from mmrl.diagnosis import DIAGNOSES
 from mmrl.errors import ConfigError, MissingExtraError, install_command
 from mmrl.files import printable

@@ -181,7 +181,7 @@ def build_visuals(processor: Any, data: DataConfig, **options: Any) -> Any:
 def build_encoder(processor: Any, rope_index: Any, template: Template, data: DataConfig | None = None,
                   max_prompt_tokens: int = 16384) -> Encoder:
     """The encoder of a run, with its visual cache."""
-    from mmrl.config_data import DataConfig
+    from mmrl.config import DataConfig
 
     data = data or DataConfig()
     return Encoder(processor, rope_index, template, build_visuals(processor, data), max_prompt_tokens=max_prompt_tokens,

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from mmrl.config_engine import VLLMConfig
+from mmrl.config import VLLMConfig
 from mmrl.errors import ConfigError, MismatchError, RolloutError
 from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling
 from mmrl.rollout.vllm_wire import chunks, dump, dump_prompts

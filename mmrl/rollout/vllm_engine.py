@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mmrl.config_engine import VLLMConfig
+from mmrl.config import VLLMConfig
 from mmrl.data import LoadedSource
 from mmrl.errors import ConfigError, MMRLError, RolloutError, WeightSyncError
 from mmrl.policy.encode import Prompt

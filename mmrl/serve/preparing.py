@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from mmrl.config_data import DataConfig
+from mmrl.config import DataConfig
 from mmrl.errors import MMRLError
 from mmrl.policy.encode import Encoder, Prompt
 from mmrl.serve.errors import RequestError

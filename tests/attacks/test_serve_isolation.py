@@ -24,7 +24,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.config_data import DataConfig
+from mmrl.config import DataConfig
 from mmrl.serve.errors import RequestError
 from mmrl.serve.limits import Limits
 from mmrl.serve.media import MediaRules

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.config_data import VideoConfig
+from mmrl.config import VideoConfig
 from mmrl.errors import MediaError, MismatchError
 from mmrl.media import open_image
 from mmrl.policy.pack import PackItem, pack, pack_padded

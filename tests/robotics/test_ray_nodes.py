@@ -8,7 +8,7 @@ import pytest
 
 from mmrl.cluster.placement import ClusterError, Demand
 from mmrl.cluster.session import Cluster
-from mmrl.config_engine import RayConfig
+from mmrl.config import RayConfig
 from mmrl.errors import ConfigError
 from robotics.ray_pool import RayWorker
 from robotics.trainer import EmbodiedTrainer

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.config import RunConfig
-from mmrl.config_engine import VLLMConfig
+from mmrl.config import RunConfig, VLLMConfig
 from mmrl.errors import ConfigError, MissingExtraError, RolloutError
 from mmrl.offpolicy import OffPolicy
 from mmrl.policy.policy import Policy

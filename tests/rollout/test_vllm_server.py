@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.config import load_config
-from mmrl.config_engine import VLLMConfig
+from mmrl.config import VLLMConfig, load_config
 from mmrl.errors import ConfigError, RolloutError
 from mmrl.rollout import Request
 from mmrl.rollout.vllm_client import VLLMClient

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from mmrl.config import load_config
-from mmrl.config_engine import VLLMConfig
+from mmrl.config import VLLMConfig, load_config
 from mmrl.engines import TrainEngine, build_train_engine
 from mmrl.optim import build_optimizer
 from mmrl.policy.pack import PackItem, pack

@@ -1,0 +1,225 @@
+"""The section `algorithm`: GRPO and its published variants. Part of mmrl.config; formulas stand in mmrl/algorithms."""
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from mmrl.config.section import Section
+
+__all__ = [
+    "ADVANTAGE_SCALES", "GSPO", "AlgorithmConfig", "ContrastConfig", "EMAConfig", "EntropyConfig", "FilterConfig", "KLConfig",
+    "OfflineConfig",
+]
+
+ADVANTAGE_SCALES = {
+    "grpo": ("std", "none", "batch", "batch_rewards", "ema", "ema_within"),
+    "rloo": ("none", "batch"),
+    "opo": ("none", "batch"),
+    "pass_k": ("std",),
+}
+"""Which advantage_scale each estimator is defined with."""
+
+GSPO = {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence_mean"}
+"""Defaults of algorithm.importance sequence."""
+
+
+class _Section(Section, BaseModel):
+    """The sections of this file (BaseModel is named so that linters know what their defaults are)."""
+
+
+class KLConfig(_Section):
+    """KL penalty against the policy that the run started from (with LoRA: the model without its adapter)."""
+
+    coef: float = Field(0.0, ge=0)
+    """Weight of the penalty in the loss; 0: no reference model is kept."""
+    estimator: Literal["k2", "k3"] = "k3"
+    """Estimator of Schulman (2020): k2 has the gradient of KL(policy || reference), k3 that of KL(reference || policy)."""
+
+    @field_validator("estimator", mode="before")
+    @classmethod
+    def _regularises(cls, value: Any) -> Any:
+        if value == "k1":
+            raise ValueError("kl.estimator k1 as a loss regularises nothing: its gradient, the mean of grad log pi over samples of "
+                             "pi, is 0 in expectation, so that only noise is added; use k3 (or k2, which has the gradient of "
+                             "KL(policy || reference))")
+        return value
+
+
+class EMAConfig(_Section):
+    """The running standard deviation of each task's rewards (mmrl/algorithms/ema.py), used with advantage_scale ema (EMA-GRPO as
+    OneThinker's code has it, arXiv 2512.03043) and ema_within (mmrl's own)."""
+
+    decay: float = Field(0.99, ge=0, lt=1)
+    """Share of the old average that a step keeps."""
+    min_std: float = Field(1e-3, gt=0)
+    """Smaller standard deviations count as this one."""
+    limit: float = Field(5.0, gt=0)
+    """A group with an |advantage| above it is divided by its own standard deviation instead."""
+    by: Literal["task", "source"] = "task"
+    """One average per task, or per source of data.train."""
+
+
+class ContrastConfig(_Section):
+    """Rollouts on a changed input for each group: T-GRPO's shuffled frames and relatives (mmrl/algorithms/contrast.py).
+
+    Groups whose input the change cannot touch (pictures and one-frame clips for shuffle, text for all) have none. With
+    advantage_scale std and rewards that are only right or wrong, the bonus cancels: it needs a second reward part that differs,
+    or advantage_scale none (see there for the others).
+    """
+
+    kind: Literal["none", "shuffle", "mirror", "mask", "question_only"] = "none"
+    """The change: frames in another order (T-GRPO), pictures mirrored, pixels masked, or no media at all."""
+    group_size: int | None = Field(None, ge=1)
+    """Rollouts on the changed input per group; null: half of rollout.group_size (Video-R1)."""
+    unit: Literal["frames", "pairs"] = "frames"
+    """What shuffle moves: single frames, or the vision tower's pairs of frames, whose cached features are used again."""
+    factor: float = Field(0.8, ge=0)
+    """The bonus is paid where the group's mean accuracy >= factor * mean accuracy on the changed input ..."""
+    threshold: float = Field(0.1, ge=0)
+    """... to completions with an accuracy above this."""
+    bonus: float = Field(0.3, ge=0)
+    """Added to their reward; 0: the contrast is only measured."""
+    skip: bool = True
+    """Leave out rollouts on the changed input where they cannot change an advantage."""
+    measure: float = Field(0.1, ge=0, le=1)
+    """With skip: share of groups, drawn by lot, that get them all the same; the metric contrast/gap is of these."""
+
+    @model_validator(mode="after")
+    def _measures(self) -> ContrastConfig:
+        if self.kind != "none" and self.bonus == 0 and self.skip and self.measure == 0:
+            raise ValueError("contrast.bonus 0 with skip true and measure 0 never rolls anything out; set skip: false to measure")
+        return self
+
+
+class EntropyConfig(_Section):
+    """Entropy bonus with gradient (mmrl/algorithms/entropy.py): the loss of a token is lowered by coef * entropy (nats) of its
+    whole distribution, which needs no more memory. With a target the coefficient adapts (Skywork-OR1, TRL)."""
+
+    coef: float = Field(0.0, ge=0)
+    """Weight of the bonus; 0 without a target: off; with a target: its first value. Usual: 1e-3."""
+    target: float | None = Field(None, gt=0)
+    """Nats per token. After an optimizer step at or below it coef rises by delta, above it coef falls; the bonus acts while the
+    entropy is at or below the target. Choose it a little below train/entropy of the first steps. null: coef is fixed."""
+    delta: float = Field(0.005, gt=0)
+    """Change of the adaptive coefficient per optimizer step."""
+    coef_min: float = Field(0.0, ge=0)
+    """Lower bound of the adaptive coefficient."""
+    coef_max: float = Field(1.0, ge=0)
+    """Upper bound of the adaptive coefficient."""
+
+
+class FilterConfig(_Section):
+    """How dynamic sampling tells groups with signal from those without (mmrl/group_rewards.py, group_outcome): values of the key
+    differ inside the group, and their mean lies between the bounds. Neither the overlong penalty nor the contrast bonus counts:
+    a group that differs in length alone teaches nothing of its task."""
+
+    key: str = "accuracy"
+    """A reward part, or `reward` for the whole reward. accuracy: the whole reward where a task has no such part (DAPO; verl's
+    filter_groups.metric acc; EasyR1's filter_key). Equally right answers of different form have signal only with `reward`."""
+    low: float | None = None
+    """The group's mean must be above it (EasyR1 filter_low 0.01); null: no bound."""
+    high: float | None = None
+    """The group's mean must be below it (EasyR1 filter_high 0.99); null: no bound."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> FilterConfig:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"filter.low ({self.low:g}) must lie below filter.high ({self.high:g}): both are exclusive")
+        return self
+
+
+class OfflineConfig(_Section):
+    """Demonstrations in each group, LUFFY (mmrl/algorithms/offline.py).
+
+    They count in the group's advantages, their tokens are weighed by f(pi / b) and not clipped, and no KL term applies to
+    them. Not with advantage pass_k (it counts what the policy itself gets right) nor importance sequence (f is per token).
+    """
+
+    per_group: int = Field(0, ge=0)
+    """Most demonstrations per group; 0: off. LUFFY: 1 of 8."""
+    gold: bool = False
+    """For rows without demonstrations: the task's own gold answer."""
+    gamma: float | None = Field(0.1, gt=0)
+    """f(x) = x / (x + gamma), strongest where pi / b = gamma; null: f(x) = x."""
+    behaviour: Literal["one", "given"] = "one"
+    """b: 1 (LUFFY), or the row's own log-probs where it has them."""
+    cap: float = Field(2.0, ge=1)
+    """Largest pi / b."""
+    replace: bool = True
+    """Demonstrations take the place of rollouts; false: groups grow."""
+    only_when_failing: bool = False
+    """Only in groups without a right rollout (all rollouts are made, then the last ones replaced)."""
+    until: float = Field(1.0, gt=0, le=1)
+    """Share of train.steps after which none are added."""
+
+
+class AlgorithmConfig(_Section):
+    """GRPO and its published variants; formulas in mmrl/algorithms."""
+
+    advantage: Literal["grpo", "rloo", "opo", "pass_k"] = "grpo"
+    """Baseline of the advantage: the group's mean reward (grpo), the mean of the other completions (rloo), the mean weighted by
+    length (opo), or pass@k over the group (pass_k). rloo and opo need advantage_scale none or batch."""
+    advantage_scale: Literal["std", "none", "batch", "batch_rewards", "ema", "ema_within"] = "std"
+    """What advantages are divided by. std: the standard deviation of the group's rewards; none: nothing (Dr.GRPO); batch: the std
+    of the step's advantages, rewards minus their baseline (REINFORCE++ baseline); batch_rewards: that of the step's rewards, the
+    spread between prompts included (Lite PPO; TRL's scale_rewards batch); ema: the running std of all rewards of the task
+    (OneThinker's EMA-GRPO); ema_within: the running mean of the std inside the task's groups."""
+    ema: EMAConfig = EMAConfig()
+    aggregation: Literal["plain", "gdpo"] = "plain"
+    """How reward parts become one advantage: of their weighted sum, or (gdpo) each part normalised in its group before the
+    sum."""
+    contrast: ContrastConfig = ContrastConfig()
+    offline: OfflineConfig = OfflineConfig()
+    difficulty: Literal["none", "univg_exp", "univg_power", "univg_log", "softmax"] = "none"
+    """Multiply a group's advantages by a weight that falls with its mean accuracy (mmrl/algorithms/difficulty.py)."""
+    difficulty_power: float = Field(1.0, ge=0)
+    """The exponent w of univg_power."""
+    difficulty_temperature: float = Field(2.0, gt=0)
+    """The temperature T of softmax."""
+    aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
+    """How token losses become one loss: mean over all tokens of the step (DAPO), mean over sequences of their means (GRPO), or
+    sum over a constant length (Dr.GRPO)."""
+    importance: Literal["token", "sequence"] = "token"
+    """Level of the importance ratio. sequence: GSPO; clip_low 3e-4, clip_high 4e-4 and aggregate sequence_mean are then the
+    defaults, as in its paper (arXiv 2507.18071, section 5.1)."""
+    clip_low: float = Field(0.2, ge=0)
+    """The ratio is clipped below 1 - clip_low."""
+    clip_high: float = Field(0.28, ge=0)
+    """The ratio is clipped above 1 + clip_high (clip-higher, DAPO)."""
+    dual_clip: float | None = 3.0
+    """Bound of the loss of tokens with a negative advantage, as a multiple of it (dual-clip PPO); null: none."""
+    kl: KLConfig = KLConfig()
+    entropy: EntropyConfig = EntropyConfig()
+    epochs: int = Field(1, ge=1)
+    """Passes over each step's groups."""
+    minibatches: int = Field(1, ge=1)
+    """Optimizer steps per pass."""
+    dynamic_sampling: bool = True
+    """Replace groups without signal (DAPO); false: train on all groups, whatever their rewards."""
+    filter: FilterConfig = FilterConfig()
+    max_rounds: int = Field(3, ge=1)
+    """Prompts tried for each place of a step; 1: groups without signal are left out and not replaced."""
+    carry_share: float = Field(0.25, ge=0, le=1)
+    """Share of a step's places given to prompts that had no signal earlier."""
+    overlong: Literal["none", "mask", "soft"] = "none"
+    """Completions cut at the length limit: judged as they are, left out of the loss (mask), or punished from overlong_buffer
+    tokens before the limit on (soft; DAPO)."""
+    overlong_buffer: int = Field(0, ge=0)
+    """soft: tokens before the limit where the penalty begins."""
+    overlong_weight: float = Field(1.0, ge=0)
+    """soft: the penalty at the limit."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_gspo(cls, data: Any) -> Any:
+        """A sequence's ratio is the geometric mean of its tokens' and hardly leaves 1: the ranges of tokens would never bind."""
+        return {**GSPO, **data} if isinstance(data, dict) and data.get("importance") == "sequence" else data
+
+    @field_validator("difficulty", mode="before")
+    @classmethod
+    def _not_vitals(cls, value: Any) -> Any:
+        if value == "dgrpo":
+            raise ValueError("difficulty dgrpo is called softmax now: it is a formula of mmrl's own "
+                             "(mmrl/algorithms/difficulty.py), not that of VITAL's DGRPO; set algorithm.difficulty: softmax")
+        return value

@@ -1,0 +1,78 @@
+"""The sections `model` and `rollout`: what is trained, and how it is sampled. Part of mmrl.config."""
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from mmrl.config.section import Section
+from mmrl.coords import CoordFrame
+
+__all__ = ["LoraSettings", "ModelConfig", "RolloutConfig"]
+
+
+class _Section(Section, BaseModel):
+    """The sections of this file (BaseModel is named so that linters know what their defaults are)."""
+
+
+class LoraSettings(_Section):
+    """A LoRA adapter (Hu et al. 2021) through peft."""
+
+    r: int = Field(16, ge=1)
+    """Rank of the adapter's matrices."""
+    alpha: float = 32
+    """Scale of the adapter: its output is multiplied by alpha / r."""
+    dropout: Literal[0] = 0
+    """Always 0: rollout and training must compute the same function."""
+    target_modules: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    """Names of the linear layers that get an adapter."""
+    vision: bool = False
+    """Adapt the vision tower, too, where it has layers of these names."""
+    seed: int = Field(0, ge=0)
+    """Seed of the adapter's initial weights."""
+
+
+class ModelConfig(_Section):
+    """The model that is trained."""
+
+    path: str = "assets/tiny_vlm"
+    """Folder or hub name of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or a checkpoint of a run."""
+    template: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] | None = None
+    """Chat template of the prompts; null: that of the model's family."""
+    frame: CoordFrame | None = None
+    """Coordinate frame that prompts ask for: abs_orig (pixels of the picture as displayed), abs_resized (pixels after the
+    processor's resize), rel1000 or rel1 (0..1000 or 0..1 of width and height); null: that of the model's family."""
+    system: str | None = None
+    """System message; '' for none; null: that of the model's family."""
+    freeze: list[str] = []
+    """Parts whose weights stay as they are: vision, projector, language."""
+    lora: LoraSettings | None = None
+    """Train a LoRA adapter instead of the model's own weights; null: full fine-tuning."""
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the forward passes: bf16 is autocast, weights and optimizer stay fp32. auto: bf16 on a GPU that has it, else
+    fp32."""
+    attn: Literal["sdpa", "eager", "flash_attention_2", "flex"] = "sdpa"
+    """Attention kernel of the language model and the vision tower (mmrl/policy/attention.py)."""
+    gradient_checkpointing: bool | None = None
+    """Compute activations again in the backward pass instead of keeping them; null: on a GPU."""
+    max_prompt_tokens: int = Field(16384, ge=16)
+    """A longer prompt fails with an error that says so; prompts are never cut."""
+    device: str | None = None
+    """Device of a run of one process, for example cuda:1 or cpu; null: a GPU if there is one."""
+
+
+class RolloutConfig(_Section):
+    """How completions are sampled."""
+
+    group_size: int = Field(8, ge=1)
+    """Completions per prompt, the G of GRPO; at least 2. For robots: episodes from one initial state."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature. Log-probs of training are taken at the same temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling: only the most probable tokens with this total probability; 1: all."""
+    top_k: int = Field(0, ge=0)
+    """Only the k most probable tokens; 0: all."""
+    max_new_tokens: int = Field(64, ge=1)
+    """Completions are cut at this length."""
+    batch_tokens: int = Field(65536, ge=1)
+    """Most KV-cache slots (rows x length) that mmrl's own engine holds at once."""

@@ -1,0 +1,126 @@
+"""The whole configuration of a run, and what its sections owe each other. Part of mmrl.config."""
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, Field, model_validator
+
+from mmrl.config.algorithm import ADVANTAGE_SCALES, AlgorithmConfig
+from mmrl.config.data import DataConfig
+from mmrl.config.engine import EngineConfig, OperationsConfig
+from mmrl.config.model import ModelConfig, RolloutConfig
+from mmrl.config.section import Section
+from mmrl.config.training import AlarmConfig, EvalConfig, OptimConfig, RewardConfig, ScheduleConfig, TrainConfig
+from mmrl.errors import ConfigError
+
+__all__ = ["RunConfig", "effective_threads"]
+
+
+class _Section(Section, BaseModel):
+    """The sections of this file (BaseModel is named so that linters know what their defaults are)."""
+
+
+class RunConfig(_Section):
+    """Everything a run needs; written resolved to RUN/config.yaml."""
+
+    overlaps_in_processes: ClassVar[bool] = False  # whether schedule.kind pipelined and async go with several processes
+
+    name: str = "run"
+    """Name of the run's folder."""
+    dir: str = "runs"
+    """Folder of runs: the run is written to dir/name."""
+    seed: int = Field(0, ge=0)
+    """Seed of everything that is drawn."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of torch per process; null: 1 on a CPU, torch's own choice on a GPU."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optim: OptimConfig = OptimConfig()
+    reward: RewardConfig = RewardConfig()
+    eval: EvalConfig = EvalConfig()
+    alarms: AlarmConfig = AlarmConfig()
+    train: TrainConfig = TrainConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    engine: EngineConfig = EngineConfig()
+    operations: OperationsConfig = OperationsConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        a = self.algorithm
+        if self.rollout.group_size == 1:
+            raise ValueError("rollout.group_size must be at least 2: a group of one has nothing to be compared with, so its "
+                             "advantage is 0 and it never has signal")
+        self._check_advantages()
+        self._check_offline()
+        if a.minibatches > self.train.prompts_per_step:
+            raise ValueError(f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
+                             f"({self.train.prompts_per_step})")
+        if a.overlong == "soft" and not 0 < a.overlong_buffer <= self.rollout.max_new_tokens:
+            raise ValueError("algorithm.overlong soft needs 0 < overlong_buffer <= rollout.max_new_tokens")
+        try:
+            self._build_algorithm_settings()
+        except ConfigError as error:
+            raise ValueError(f"algorithm: {error}") from error
+        return self
+
+    def _check_advantages(self) -> None:
+        a = self.algorithm
+        fitting = ADVANTAGE_SCALES[a.advantage]
+        if a.advantage_scale not in fitting:
+            raise ValueError(f"algorithm.advantage {a.advantage} is defined with algorithm.advantage_scale "
+                             f"{' or '.join(fitting)}, found {a.advantage_scale}")
+        if a.aggregation == "gdpo" and (a.advantage, a.advantage_scale) != ("grpo", "std"):
+            raise ValueError("algorithm.aggregation gdpo normalises by itself: it needs advantage grpo and advantage_scale std, "
+                             f"found {a.advantage} and {a.advantage_scale}")
+        if self.data.selection.kind != "none" and not a.dynamic_sampling:
+            raise ValueError(f"data.selection {self.data.selection.kind} replaces groups: it needs algorithm.dynamic_sampling "
+                             "true (max_rounds: 1 only filters)")
+        if (a.filter.low is not None or a.filter.high is not None) and not a.dynamic_sampling:
+            raise ValueError("algorithm.filter.low and high choose groups: they need algorithm.dynamic_sampling true (with "
+                             "max_rounds: 1 groups are left out and not replaced)")
+
+    def _check_offline(self) -> None:
+        a, o = self.algorithm, self.algorithm.offline
+        if o.gold and not o.per_group:
+            raise ValueError("algorithm.offline.gold true with per_group 0 adds nothing; set per_group to 1")
+        if o.per_group and a.advantage == "pass_k":
+            raise ValueError("algorithm.offline adds completions the policy did not write, and advantage pass_k counts what the "
+                             "policy itself gets right: use grpo, rloo or opo, or per_group 0")
+        if o.per_group and a.importance == "sequence":
+            raise ValueError("algorithm.offline shapes each token's ratio: it needs importance token, or per_group 0")
+        if o.replace and o.per_group >= self.rollout.group_size:
+            raise ValueError(f"algorithm.offline.per_group ({o.per_group}) with replace true leaves no rollouts: it must be below "
+                             f"rollout.group_size ({self.rollout.group_size})")
+
+    def _build_algorithm_settings(self) -> None:
+        """Settings of loss and sampler have rules of their own: a run must break them here, not after loading a model."""
+        from mmrl.algorithms import (  # brings torch; reading this module must not
+            EntropySettings,
+            ObjectiveSettings,
+            SamplerSettings,
+        )
+
+        a = self.algorithm
+        ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip, importance=a.importance,
+                          aggregate=a.aggregate, max_completion_length=self.rollout.max_new_tokens, kl_coef=a.kl.coef,
+                          kl_estimator=a.kl.estimator)
+        e = a.entropy
+        EntropySettings(coef=e.coef, target=e.target, delta=e.delta, low=e.coef_min, high=e.coef_max)
+        SamplerSettings(quota=self.train.prompts_per_step, max_attempts=a.max_rounds, carry_share=a.carry_share)
+
+
+def effective_threads(config: RunConfig) -> int | None:
+    """CPU threads to give torch: `threads` when it is set, else 1 on a CPU and None (torch's own choice) on a GPU.
+
+    One thread keeps CPU runs reproducible bit for bit and leaves the other cores to reward workers; on a GPU the CPU only
+    prepares pictures and launches kernels, where torch's own choice is better.
+    """
+    if config.threads is not None:
+        return config.threads
+    if config.model.device is not None:
+        return 1 if config.model.device == "cpu" else None
+    import torch
+
+    return None if torch.cuda.is_available() else 1
