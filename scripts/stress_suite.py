@@ -7,8 +7,8 @@
 Numbers differ in their last bits between instruction sets, and what is only fast enough, or only ends in time, on a quiet machine
 fails on a busy one. Each run has torch, oneDNN and MKL kept to AVX2 (every x86-64 server of the last ten years) and `--load`
 processes that compute all the time; a test that is skipped for another reason than a missing GPU fails. With --record, each run
-of the whole suite is added to assets/results/stress_suite.json with its commit: how many tests passed, which failed. Exit status 1
-when one failed.
+of the whole suite is added to assets/results/stress_suite.json with its commit: how many tests passed, which failed, and the
+machine's mean load, whoever made it (pytest's workers are in it). Exit status 1 when one failed.
 """
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,24 @@ def load(processes: int) -> Iterator[None]:
         for process in running:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def measured_load(every_s: float = 5.0) -> Iterator[list[float]]:
+    """A list that gets the machine's load (its mean of one minute), at first and then every so many seconds."""
+    seen, ended = [os.getloadavg()[0]], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(every_s):
+            seen.append(os.getloadavg()[0])
+
+    watching = threading.Thread(target=look, daemon=True)
+    watching.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        watching.join()
 
 
 def run(arguments: Sequence[str], jobs: int, timeout_s: float) -> dict[str, Any]:
@@ -112,10 +131,12 @@ def main() -> int:
     with load(options.load):
         for number in range(options.runs):
             row = {"date": date.today().isoformat(), "commit": commit(), "load": options.load}
-            row |= run(options.tests, options.jobs, options.timeout)
+            with measured_load() as seen:
+                row |= run(options.tests, options.jobs, options.timeout)
+            row["mean_load"] = round(sum(seen) / len(seen), 1)
             runs.append(row)
             print(f"run {number + 1} of {options.runs}: {row['passed']} passed, {len(row['failed'])} failed, "
-                  f"{row['skipped']} skipped in {row['seconds']} s\n{row['output']}", flush=True)
+                  f"{row['skipped']} skipped in {row['seconds']} s, mean load {row['mean_load']}\n{row['output']}", flush=True)
     green = all(row["status"] == 0 for row in runs)
     print_table(("run", "passed", "failed", "skipped", "seconds"), [
         (n, r["passed"], len(r["failed"]), r["skipped"], r["seconds"]) for n, r in enumerate(runs, 1)])

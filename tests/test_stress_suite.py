@@ -48,6 +48,17 @@ def test_the_record_counts_green_runs_since_the_last_red_one() -> None:
     assert found == {"green_in_a_row": 3, "runs": [{"status": 1}] + 3 * [{"status": 0}]}
 
 
+def test_the_load_of_a_run_is_looked_at_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter(float(n) for n in range(10_000))
+    monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
+    with stress_suite.measured_load(0.001) as seen:
+        assert seen == [0.0], "a run that is over at once has a load, too"
+        end = time.monotonic() + 30
+        while len(seen) < 4 and time.monotonic() < end:
+            time.sleep(0.001)
+    assert len(seen) >= 4 and seen == [float(n) for n in range(len(seen))]
+
+
 def _busy() -> list[int]:
     return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _command(p) == stress_suite._BUSY]
 
