@@ -33,7 +33,14 @@ class CoordFrame(str, enum.Enum):
         return side, side
 
 
+def _frame(frame: CoordFrame | str) -> CoordFrame:
+    return frame if type(frame) is CoordFrame else CoordFrame(frame)
+
+
 def _scale(values: Sequence[float], sx: float, sy: float) -> tuple[float, ...]:
+    if len(values) == 4:  # most are boxes, and every reward with boxes comes here
+        x1, y1, x2, y2 = values
+        return float(x1) * sx, float(y1) * sy, float(x2) * sx, float(y2) * sy
     if len(values) % 2:
         raise ValueError(f"expected x, y pairs, found {len(values)} numbers: {list(values)}")
     return tuple(float(v) * (sy if i % 2 else sx) for i, v in enumerate(values))
@@ -42,12 +49,12 @@ def _scale(values: Sequence[float], sx: float, sy: float) -> tuple[float, ...]:
 def to_orig(values: Sequence[float], frame: CoordFrame, resized_wh: Sequence[float],
             orig_wh: Sequence[float]) -> tuple[float, ...]:
     """Coordinates in `frame` -> pixels of the original picture. Floats, nothing is clipped or rounded."""
-    w, h = CoordFrame(frame).extent(resized_wh, orig_wh)
+    w, h = _frame(frame).extent(resized_wh, orig_wh)
     return _scale(values, orig_wh[0] / w, orig_wh[1] / h)
 
 
 def from_orig(values: Sequence[float], frame: CoordFrame, resized_wh: Sequence[float],
               orig_wh: Sequence[float]) -> tuple[float, ...]:
     """Pixels of the original picture -> coordinates in `frame`; the inverse of `to_orig`."""
-    w, h = CoordFrame(frame).extent(resized_wh, orig_wh)
+    w, h = _frame(frame).extent(resized_wh, orig_wh)
     return _scale(values, w / orig_wh[0], h / orig_wh[1])

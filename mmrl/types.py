@@ -134,7 +134,7 @@ class Score:
             _freeze(self, name)
         if not math.isfinite(self.value):
             raise ValueError(f"a score must be finite, found {self.value!r} with parts {dict(self.parts)}")
-        if set(self.parts) != set(self.weights):
+        if self.parts.keys() != self.weights.keys():
             raise ValueError(f"parts {sorted(self.parts)} and weights {sorted(self.weights)} must have the same names")
 
     @classmethod

@@ -213,10 +213,12 @@ def _as_read_by_v_triune(case: _Case) -> _Case:
     of a label given again unless twin truths allow them; also without boxes that have no area, which it keeps."""
     pair = case.pair
     kept_N = np.asarray((pair.boxes_N[:, 2:] > pair.boxes_N[:, :2]).all(1), dtype=np.bool_)
-    seen: set[tuple[float, ...]] = set()
-    for i, key in enumerate(map(tuple, np.column_stack([pair.codes_N, pair.boxes_N]).tolist())):
-        kept_N[i] &= key not in seen or pair.bare_NM[i].any()
-        seen.add(key)
+    keys = list(map(tuple, np.column_stack([pair.codes_N, pair.boxes_N]).tolist()))
+    if len(set(keys)) < len(keys):
+        seen: set[tuple[float, ...]] = set()
+        for i, key in enumerate(keys):
+            kept_N[i] &= key not in seen or pair.bare_NM[i].any()
+            seen.add(key)
     if kept_N.all():
         return case
     arrays = {name: getattr(pair, name)[kept_N] for name in vars(pair) if name.endswith(("_N", "_NM"))}
@@ -355,7 +357,7 @@ def _perception_r1() -> DetectionReward:
     """
 
     def of_case(case: _Case) -> float:
-        pair, limit_M = case.pair, np.minimum(0.5, case.ceilings_M - 1e-9)[None, :]
+        pair, limit_M = case.pair, np.clip(case.ceilings_M - 1e-9, 0.0, 0.5)[None, :]  # a pair overlaps, whatever the grid
         pairs = hungarian_pairs(_perception_closeness(case, pair.bare_NM > limit_M), count_first=True)
         found, on_truth = len(pairs), most_pairs(pair.any_NM > limit_M)
         if not found:

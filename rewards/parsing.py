@@ -18,8 +18,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 __all__ = [
     "ANSWER_FORMATS", "Box", "BoxParse", "Extraction", "MAX_ANSWER_CHARS", "MAX_COORDINATE", "MAX_TEXT_CHARS",
@@ -55,16 +54,14 @@ _SPARE_COMMA = re.compile(r"(?<=[\w\])}]),(?=\s*[\])}])|^,(?=\s*[\])}])")
 _ESCAPES = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\"", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Extraction:
+class Extraction(NamedTuple):
     """`answer` is the text inside the answer block, or None with the `reason`."""
 
     answer: str | None
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class BoxParse:
+class BoxParse(NamedTuple):
     """Boxes in the order written, in whatever frame the text uses; empty with the `reason` when parsing failed."""
 
     boxes: tuple[Box, ...]
@@ -73,15 +70,13 @@ class BoxParse:
 
 def strip_end_tokens(text: str) -> str:
     """`text` without surrounding white space and without the end-of-turn tokens a decoder may have kept."""
-    end, moved = len(text), True
-    while moved:  # an index moves instead of the text being copied: a text full of tokens stays linear
-        moved = False
+    end = len(text)
+    while True:  # an index moves instead of the text being copied: a text full of tokens stays linear
         while end and text[end - 1].isspace():
             end -= 1
-        for token in _END_TOKENS:
-            if text.endswith(token, 0, end):
-                end, moved = end - len(token), True
-    return text[:end].strip()
+        if not text.endswith(_END_TOKENS, 0, end):
+            return text[:end].strip()
+        end -= next(len(token) for token in _END_TOKENS if text.endswith(token, 0, end))
 
 
 def _after_thoughts(text: str) -> Extraction:
@@ -138,10 +133,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique)
+_LENIENT = json.JSONDecoder(parse_constant=float, object_pairs_hook=_unique)
+# made once: json.loads makes a decoder for each text where it is given hooks, which takes longer than to read one box
+
+
 def strict_json(text: str, broken_numbers: bool = False) -> Any:
     """The JSON value; raises ValueError or RecursionError, also for a key given twice, and for NaN and Infinity unless
     `broken_numbers` keeps them as floats, which no box may hold."""
-    return json.loads(text, parse_constant=float if broken_numbers else _refuse_constant, object_pairs_hook=_unique)
+    return (_LENIENT if broken_numbers else _STRICT).decode(text)
 
 
 def strip_fence(text: str) -> str:
@@ -181,14 +181,20 @@ def load_json(text: str, broken_numbers: bool = False) -> Any:
     try:
         return strict_json(text, broken_numbers)
     except json.JSONDecodeError:
-        return strict_json(_PYTHON.sub(_as_json, text), broken_numbers)
+        rewritten = _PYTHON.sub(_as_json, text)
+        if rewritten == text:
+            raise
+        return strict_json(rewritten, broken_numbers)
 
 
 def number_list(value: Any) -> list[int | float] | None:
     """A list of numbers, or of numbers as texts (["100", "20.5"]); None for anything else."""
     if not isinstance(value, list):
         return None
-    if all(type(v) in (int, float) for v in value):
+    for v in value:
+        if type(v) is not float and type(v) is not int:
+            break
+    else:
         return value
     texts = [v for v in value if isinstance(v, str)]
     if len(texts) != len(value) or not all(_PLAIN_NUMBER.fullmatch(v) for v in texts):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmrl.errors import ConfigError, MMRLError, did_you_mean
 from mmrl.types import RewardContext, Sample, Score
@@ -35,14 +35,18 @@ SAMPLE_KEY = "reward"
 _MAX_VARIANTS = 4096  # distinct parameter sets kept built; per-sample numbers in every row would otherwise pile up
 
 
-def _range(part: Part) -> tuple[float, float]:
-    return getattr(part, "low", 0.0), getattr(part, "high", 1.0)
+class _Built(NamedTuple):
+    """The parts that hold for a set of layers, with their weights and ranges."""
 
+    parts: dict[str, Part]
+    weights: dict[str, float]
+    ranges: dict[str, tuple[float, float]]
 
-def _span(parts: Mapping[str, Part], weights: Mapping[str, float]) -> tuple[float, float]:
-    """Lowest and highest weighted sum of the parts."""
-    ends = [(weights[name], *_range(part)) for name, part in parts.items()]
-    return math.fsum(weight * low for weight, low, _ in ends), math.fsum(weight * high for weight, _, high in ends)
+    @property
+    def span(self) -> tuple[float, float]:
+        """Lowest and highest weighted sum of the parts."""
+        ends = [(self.weights[name], *self.ranges[name]) for name in self.parts]
+        return math.fsum(weight * low for weight, low, _ in ends), math.fsum(weight * high for weight, _, high in ends)
 
 
 def _check_weights(weights: Mapping[str, Any], names: Iterable[str], normalise: bool) -> dict[str, float]:
@@ -73,14 +77,14 @@ class Rubric:
         self._factories, self._normalise = dict(factories), bool(normalise)
         self._base: dict[str, Any] = {**{k: dict(v) for k, v in (params or {}).items()}, "weights": dict(weights)}
         self._sources = {source: dict(layer) for source, layer in (per_source or {}).items()}
-        self._built: dict[str, tuple[dict[str, Part], dict[str, float]]] = {}
+        self._built: dict[str, _Built] = {}
         self._build([])
         for layer in self._sources.values():
             self._build([layer])
-        spans = [_span(*built) for built in self._built.values()]
+        spans = [built.span for built in self._built.values()]
         self.value_range = min(0.0, *(low for low, _ in spans)), max(1.0, *(high for _, high in spans))
         """Lowest and highest total over all layers given at construction: (0, 1) unless a paper's rule leaves it."""
-        ranges = {name: [_range(parts[name]) for parts, _ in self._built.values()] for name in self._factories}
+        ranges = {name: [built.ranges[name] for built in self._built.values()] for name in self._factories}
         self.part_ranges = {name: (min(low for low, _ in ends), max(high for _, high in ends)) for name, ends in ranges.items()}
         """Lowest and highest value of each part over the same layers."""
 
@@ -106,7 +110,7 @@ class Rubric:
                 merged[name] = dict(values) if fresh_mode else {**old, **values}
         return merged
 
-    def _build(self, layers: list[Mapping[str, Any]]) -> tuple[dict[str, Part], dict[str, float]]:
+    def _build(self, layers: list[Mapping[str, Any]]) -> _Built:
         key = json.dumps(layers, sort_keys=True, default=str) if layers else ""
         if key in self._built:
             return self._built[key]
@@ -116,41 +120,45 @@ class Rubric:
             if name not in self._factories:
                 raise ConfigError(f"settings for unknown reward part {name!r}; expected weights or one of "
                                   f"{', '.join(self._factories)}.{did_you_mean(name, [*self._factories, 'weights'])}")
-        built = {name: factory(**merged.get(name, {})) for name, factory in self._factories.items()}, weights
+        parts = {name: factory(**merged.get(name, {})) for name, factory in self._factories.items()}
+        ranges = {name: (getattr(part, "low", 0.0), getattr(part, "high", 1.0)) for name, part in parts.items()}
+        built = _Built(parts, weights, ranges)
         if len(self._built) < _MAX_VARIANTS:
             self._built[key] = built
         return built
 
-    def _for(self, sample: Sample) -> tuple[dict[str, Part], dict[str, float]]:
-        layers = [layer for layer in (self._sources.get(sample.source), sample.params.get(SAMPLE_KEY)) if layer]
-        return self._build(layers)
+    def _for(self, sample: Sample) -> _Built:
+        source, own = self._sources.get(sample.source), sample.params.get(SAMPLE_KEY)
+        if not source and not own:
+            return self._built.get("") or self._build([])
+        return self._build([layer for layer in (source, own) if layer])
 
     def check(self, sample: Sample) -> None:
         """Raise ConfigError when the sample's own layer is wrong; readers call it, so that training never meets one.
 
         A layer whose total could leave `value_range` is wrong too: a task declares one range for all of its samples.
         """
-        low, high = _span(*self._for(sample))
+        low, high = self._for(sample).span
         if low < self.value_range[0] - 1e-9 or high > self.value_range[1] + 1e-9:
             raise ConfigError(f"expected reward settings of a sample whose total stays within {list(self.value_range)}, found a "
                               f"rule that reaches [{low:g}, {high:g}]; set it for the task or in per_source instead")
 
     def weights(self, sample: Sample) -> dict[str, float]:
         """Normalised weights that hold for this sample."""
-        return dict(self._for(sample)[1])
+        return dict(self._for(sample).weights)
 
     def score(self, prediction: Any, sample: Sample, ctx: RewardContext, *, metrics: Mapping[str, float] | None = None,
               detail: Mapping[str, Any] | None = None) -> Score:
         """The weighted sum of all parts of a parsed `prediction`; a part that raises gives a 'reward_error' zero."""
         name, weights = "settings", dict.fromkeys(self._factories, 0.0)
         try:
-            parts, weights = self._for(sample)
+            parts, weights, ranges = self._for(sample)
             values = {}
             for name, part in parts.items():
-                values[name] = float(part(prediction, sample, ctx))
-                low, high = _range(part)
-                if not low <= values[name] <= high:  # also False for nan
-                    raise ValueError(f"expected a value in [{low:g}, {high:g}], found {values[name]!r}")
+                values[name] = value = float(part(prediction, sample, ctx))
+                low, high = ranges[name]
+                if not low <= value <= high:  # also False for nan
+                    raise ValueError(f"expected a value in [{low:g}, {high:g}], found {value!r}")
         except Exception as err:  # a broken reward is recorded on its sample and counted; the run decides when to stop
             text = str(err) if isinstance(err, MMRLError) else f"{type(err).__name__}: {err}"
             return self.failure(
@@ -166,7 +174,7 @@ class Rubric:
         """
         shares, lows = dict(weights or {}), dict.fromkeys(self._factories, 0.0)
         if weights is None:
-            parts, shares = self._for(sample)
+            _, shares, ranges = self._for(sample)
             if not reason.startswith("reward_"):
-                lows = {name: min(0.0, _range(part)[0]) for name, part in parts.items()}
+                lows = {name: min(0.0, low) for name, (low, _) in ranges.items()}
         return Score.combine(lows, shares, parsed=False, reason=reason, metrics=metrics or {}, detail=detail or {})

@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from scripts._hack_data import HEIGHT, LABELS, PREDICATES, WIDTH, Asked, spelled
 
-__all__ = ["Guess", "kind_of", "loose", "moved", "seeds", "spell", "truth_of"]
+__all__ = ["Guess", "form_of", "kind_of", "loose", "moved", "seeds", "spell", "truth_of"]
 
 Gene = tuple[float, ...]
 _MOST_ITEMS = 60
@@ -110,6 +110,15 @@ def spell(task: Any, kind: str, guess: Guess, one: Asked) -> str:
         return guess.text
     truth, params = truth_of(kind, guess, one)
     return spelled(task, one, truth, **params)
+
+
+def form_of(kind: str, guess: Guess, one: Asked) -> Hashable:
+    """All that `spell` takes from a question: where this is equal, the same guess is the same text."""
+    params = one.sample.params
+    names = tuple(params["categories"]) if kind == "objects" else ()
+    keys = tuple(one.sample.answer["boxes"]) if kind == "track" else ()
+    box = tuple(one.sample.answer["boxes"][keys[0]]) if guess.given and keys and params.get("first_box") else ()
+    return one.sample.question, params.get("duration"), names, keys, box, _count(one) if guess.known else 0
 
 
 # where a search begins

@@ -7,9 +7,13 @@
 One answer is given to every question: whole pictures, grids, copies, scattered or degenerate boxes, the other questions' truths,
 spans to the end of the clip, the longest text, the right number of points anywhere. From the best of them hill climbing goes on,
 over numbers and words of valid answers. It is led by the mean reward over a training half of the questions and judged on the
-other half. The honest answer beside it is half right: half of the objects and none invented, a box of IoU 0.5, half of the span
-or of the words; where a reward only knows right and wrong, half of the answers are right (and the rest guessed, where the question
-names its options). Padded: half of a list, filled up to the right number with items anywhere.
+other half; an answer that lies far behind after a few questions is not put to the others. A search ends after a million scores
+(--evaluations). Cheap rewards, those that make at least 500 a second, get there in the time that a search has (--seconds); the
+table marks the dearer ones, which ended by time.
+
+The honest answer beside it is half right: half of the objects and none invented, a box of IoU 0.5, half of the span or of the
+words; where a reward only knows right and wrong, half of the answers are right (and the rest guessed, where the question names its
+options). Padded: half of a list, filled up to the right number with items anywhere.
 
 Every default must hold (blind below honest, padding not above it): exit status 1 where one does not. Published rules and further
 modes that do not hold are named in the table; a policy that finds their answer raises the alarm `same_answer` in training.
@@ -27,7 +31,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,13 +41,14 @@ from mmrl.registry import BUILT_IN, resolve_task
 from rewards.format import wrap_answer
 from scripts._bench import parse, results_folder, write_results
 from scripts._hack_data import CLASSES, Asked, asked, half_list, half_right, spelled
-from scripts._hack_moves import Guess, kind_of, loose, moved, seeds, spell, truth_of
+from scripts._hack_moves import Guess, form_of, kind_of, loose, moved, seeds, spell, truth_of
 from scripts._reward_cases import RewardCase, all_cases
 
 __all__ = ["Search", "all_rewards", "main", "verdict"]
 
 TRAIN, HELD_OUT = 32, 64
-_FIRST = 8  # questions after which a guess that is far behind is given up
+_FIRST = (4, 8, 16)  # questions after which a guess that lies too far behind is given up
+_SHARE_BEHIND = (0.4, 0.2, 0.1)  # how far that is, as a share of the reward's range
 _KEPT = 24
 _POOLED = ("math",)  # asks the verifier's process: its time is real time
 _GROUP = 8
@@ -76,6 +81,7 @@ class Search:
     seconds: float
     seed: int = 0
     evaluations: int = 0
+    spent: float = 0.0
     exhausted: bool = False
     top: list[tuple[float, Guess]] = field(default_factory=list)
 
@@ -96,46 +102,54 @@ class Search:
 
     def mean(self, guess: Guess, questions: Sequence[Asked], best: float = -math.inf) -> float:
         """Mean reward of a guess; -inf for one that lies far behind `best` after the first questions."""
-        values: list[float] = []
-        for one in questions:
-            values.append(self.reward(spell(self.task, self.kind, guess, one), one)[0])
+        total, texts = 0.0, dict[Hashable, str]()
+        for count, one in enumerate(questions, 1):
+            form = form_of(self.kind, guess, one)
+            if (text := texts.get(form)) is None:
+                text = texts[form] = spell(self.task, self.kind, guess, one)
+            total += self.reward(text, one)[0]
             self.evaluations += 1
-            if len(values) == _FIRST and math.fsum(values) / _FIRST < best - self.slack:
+            if total < (best - self.slack.get(count, math.inf)) * count:
                 return -math.inf
-        return math.fsum(values) / len(values)
+        return total / len(questions)
 
     @functools.cached_property
-    def slack(self) -> float:
-        """How far behind a guess may be after the first questions: a tenth of the reward's range."""
+    def slack(self) -> Mapping[int, float]:
+        """How far behind a guess may be after so many questions."""
         low, high = self.task.value_range
-        return 0.1 * float(high - low)
+        return {count: share * float(high - low) for count, share in zip(_FIRST, _SHARE_BEHIND, strict=True)}
 
     def run(self) -> dict[str, Any]:
         """Search, judge the best guess on the held-out half, and measure the honest answers there."""
         clock = time.perf_counter if self.case.task in _POOLED else time.thread_time
-        began, seen = clock(), set()
-        start = seeds(self.task, self.kind, self.train, self.rng)
-        pool = [guess.text for guess in start if guess.text]
-        for guess in start:
-            if guess not in seen:
-                seen.add(guess)
-                self.keep(self.mean(guess, self.train), guess)
-        idle = 0
-        while self.evaluations < self.most and clock() - began < self.seconds and not self.exhausted:
-            parent = self.top[min(int(self.rng.expovariate(0.3)), len(self.top) - 1)][1]
-            guess = moved(self.kind, parent, pool, self.rng)
-            idle = idle + 1 if guess in seen else 0
-            self.exhausted = idle > _IDLE
-            if idle:
-                continue
-            seen.add(guess)
-            self.keep(self.mean(guess, self.train, self.top[-1][0]), guess)
+        began = clock()
+        answers = self.search(lambda: clock() - began < self.seconds)
+        self.spent = clock() - began
         trained, best = self.top[0]
         example = spell(self.task, self.kind, best, self.held_out[0])
         searched = self.evaluations
+        ended = "answers" if self.exhausted else "evaluations" if searched >= self.most else "time"
         return {"task": self.case.task, "blind": self.mean(best, self.held_out), "blind_accuracy": self.accuracy(best),
-                "trained": trained, "family": best.family, "answer": example, "evaluations": searched, "answers": len(seen),
-                "exhausted": self.exhausted, **self.honest(), "padded": self.padded()}
+                "trained": trained, "family": best.family, "answer": example, "evaluations": searched, "answers": answers,
+                "ended": ended, "seconds": self.spent, **self.honest(), "padded": self.padded()}
+
+    def search(self, going: Callable[[], bool]) -> int:
+        """Judge the guesses to begin with, then neighbours of the best; returns how many different answers were judged."""
+        start = seeds(self.task, self.kind, self.train, self.rng)
+        pool = [guess.text for guess in start if guess.text]
+        seen, idle = set[int](), 0  # of their hashes: a million lists of boxes would not fit into memory
+        for guess in dict.fromkeys(start):
+            seen.add(hash(guess))
+            self.keep(self.mean(guess, self.train), guess)
+        while self.evaluations < self.most and going() and not self.exhausted:
+            parent = self.top[min(int(self.rng.expovariate(0.3)), len(self.top) - 1)][1]
+            guess = moved(self.kind, parent, pool, self.rng)
+            idle = idle + 1 if hash(guess) in seen else 0
+            self.exhausted = idle > _IDLE
+            if not idle:
+                seen.add(hash(guess))
+                self.keep(self.mean(guess, self.train, self.top[-1][0]), guess)
+        return len(seen)
 
     def keep(self, value: float, guess: Guess) -> None:
         """Among the best that are known, each value once per family."""
@@ -221,12 +235,16 @@ def _run(work: tuple[RewardCase, int, float, int]) -> dict[str, Any]:
     return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
 
 
+_ENDED = {"answers": " (all answers)", "evaluations": "", "time": " (time)"}
+
+
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """The rows as a page of Markdown, what pays for guessing first."""
     lines = ["# What answers earn that are given without looking", "",
              "Written by `python -m scripts.hack_search`; how it searches and what half right means stands there. Blind: the best "
              "answer found on a training half of the questions, judged on the other half. A reward holds where blind earns less "
              "than honest, and where half of a list earns no more when it is padded to the right number with items anywhere.", "",
+             "A search ends after a million evaluations; (time): earlier, at its limit of CPU time; (all answers): none left.", "",
              "| reward | | right | honest, half right | | the same padded | blind | best blind answer | evaluations | |",
              "|---|---|---|---|---|---|---|---|---|---|"]
     order = sorted(rows, key=lambda n: (verdict(rows[n]) == "holds", ("default", "preset", "mode").index(standing(n, rows[n]))))
@@ -237,7 +255,7 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
         found = verdict(r)
         lines.append(f"| {name} | {standing(name, r)} | {r['right']:.3f} | {r['honest']:.3f} | {r['honest_answer']} | "
                      f"{'' if r['padded'] is None else format(r['padded'], '.3f')} | "
-                     f"{r['blind']:.3f} | {r['family']}: `{shown}` | {r['evaluations']:,}{' (all)' if r['exhausted'] else ''} | "
+                     f"{r['blind']:.3f} | {r['family']}: `{shown}` | {r['evaluations']:,}{_ENDED[r['ended']]} | "
                      f"{found if found == 'holds' else f'**{found}**'} |")
     return "\n".join(lines) + "\n"
 
@@ -259,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line; exit status 1 when a default pays for guessing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluations", type=int, default=1_000_000, help="scores per reward at most")
-    parser.add_argument("--seconds", type=float, default=20.0, help="CPU time per reward at most (math: real time)")
+    parser.add_argument("--seconds", type=float, default=2000.0, help="CPU time per reward at most (math: real time)")
     parser.add_argument("--only", default="", help="names of rewards that start with one of these, with commas between them")
     parser.add_argument("--defaults", action="store_true", help="only the defaults of the tasks")
     parser.add_argument("--seed", type=int, default=0)

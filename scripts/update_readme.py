@@ -144,15 +144,20 @@ def hacks(found: dict[str, Any]) -> str:
     from scripts.hack_search import standing, verdict
 
     rows = found["rewards"]
-    counts = [r["evaluations"] for r in rows.values() if not r["exhausted"]]
+    counts = {how: [r["evaluations"] for r in rows.values() if r["ended"] == how] for how in ("evaluations", "time", "answers")}
+    whole = [f"{len(counts['evaluations'])} of them at least {min(counts['evaluations'], default=0):,}"]
+    if counts["time"]:
+        whole.append(f"{len(counts['time'])} dearer ones ended by time after {min(counts['time']):,} to {max(counts['time']):,}")
+    if counts["answers"]:
+        whole.append(f"of {len(counts['answers'])} all answers were tried")
     defaults = {name: r for name, r in rows.items() if standing(name, r) == "default"}
     broken = {kind: [f"{name} ({standing(name, r)})" for name, r in rows.items() if verdict(r) == kind]
               for kind in ("pays for guessing", "pays for padding")}
     holding = sum(verdict(r) == "holds" for r in defaults.values())
     nearest = max(defaults, key=lambda n: defaults[n]["blind"] / defaults[n]["honest"])
     named = ". ".join(f"{kind.capitalize()}: {', '.join(names)}" for kind, names in broken.items() if names)
-    return (f"{len(rows)} rewards, {sum(r['evaluations'] for r in rows.values()):,} evaluations, {min(counts):,} to "
-            f"{max(counts):,} each but where all answers were tried. Of {len(defaults)} defaults {holding} pay a blind answer less "
+    return (f"{len(rows)} rewards, {sum(r['evaluations'] for r in rows.values()):,} evaluations: {', '.join(whole)}. "
+            f"Of {len(defaults)} defaults {holding} pay a blind answer less "
             f"than a half-right one (nearest: {nearest}, {defaults[nearest]['blind']:.2f} to "
             f"{defaults[nearest]['honest']:.2f}). {named}.")
 

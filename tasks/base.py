@@ -321,7 +321,7 @@ class AnswerTask(ReadingTask):
         return found
 
     def _in_frame(self, ctx: RewardContext) -> RewardContext:
-        return ctx if self.frame is None else replace(ctx, frame=self.frame)
+        return ctx if self.frame is None or self.frame is ctx.frame else replace(ctx, frame=self.frame)
 
     def _failure(self, sample: Sample, reason: str, ctx: RewardContext, text: str = "") -> Score:
         try:

@@ -23,10 +23,20 @@ def _tick(value: float, frame: CoordFrame) -> int:
     return math.floor(value * (1000 if frame is CoordFrame.REL1 else 1) + 0.5)
 
 
+def _side(low: float, high: float, frame: CoordFrame) -> tuple[int, int]:
+    """A side on the grid: both ends rounded. A side that this would make nothing of is the tick in which its middle lies, for
+    the next one need not touch it: 18.6 to 18.9 is [18, 19], not [19, 20]."""
+    first, last = _tick(low, frame), _tick(high, frame)
+    if last > first:
+        return first, last
+    middle = math.floor((low + high) / 2 * (1000 if frame is CoordFrame.REL1 else 1))
+    return middle, middle + 1
+
+
 def _ticks(box: Sequence[float], frame: CoordFrame) -> list[int]:
-    """A box given in `frame` on the grid of its text; at least one tick wide and high."""
-    x1, y1, x2, y2 = (_tick(value, frame) for value in box)
-    return [x1, y1, max(x2, x1 + 1), max(y2, y1 + 1)]
+    """A box given in `frame` on the grid of its text; at least one tick wide and high, and upon the box."""
+    (x1, x2), (y1, y2) = _side(box[0], box[2], frame), _side(box[1], box[3], frame)
+    return [x1, y1, x2, y2]
 
 
 def _spell(ticks: Sequence[int], frame: CoordFrame) -> str:

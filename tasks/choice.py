@@ -26,8 +26,9 @@ from rewards.parsing import extract_answer
 from rewards.reading.choices import one_letter
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction
+from tasks.truths import of_sample
 
-__all__ = ["Choice", "options_of", "read_letter"]
+__all__ = ["Choice", "options_of", "read_letter", "sample_options"]
 
 _MODES = ("exact", "literal")
 _LITERAL = frozenset(LETTERS)
@@ -43,6 +44,12 @@ def options_of(params: Mapping[str, Any]) -> list[str]:
     if len(options) == 1 or len(options) > len(LETTERS):
         raise RowError(f"2 to {len(LETTERS)} options", f"{len(options)}", "correct params.options")
     return strip_letters([option.strip() for option in options])
+
+
+@of_sample
+def sample_options(sample: Sample) -> Sequence[str]:
+    """`options_of` the sample's params, read once for all of its completions."""
+    return options_of(sample.params)
 
 
 def _count(params: Mapping[str, Any]) -> int:
@@ -66,6 +73,14 @@ def read_letter(value: Any, params: Mapping[str, Any]) -> str:
         raise RowError(f"one of {known or 'the letters A to ' + LETTERS[count - 1]}", f"{value!r:.80} ({found.reason})",
                        "correct 'answer' or params.options")
     return LETTERS[found.option]
+
+
+@of_sample
+def _order(sample: Sample, shuffled: bool) -> Sequence[int]:
+    order = list(range(_count(sample.params)))
+    if shuffled and sample.params.get("options"):
+        random.Random(f"options of {sample.id}").shuffle(order)
+    return order
 
 
 def _accuracy_part(mode: str) -> Part:
@@ -117,17 +132,14 @@ class Choice(AnswerTask):
         """The letter of the right option."""
         return read_letter(value, params)
 
-    def order(self, sample: Sample) -> list[int]:
+    def order(self, sample: Sample) -> Sequence[int]:
         """Indices of the options in the order shown: [0, 1, ...] unless `shuffle_options`."""
-        order = list(range(_count(sample.params)))
-        if self.settings["shuffle_options"] and sample.params.get("options"):
-            random.Random(f"options of {sample.id}").shuffle(order)
-        return order
+        return _order(sample, self.settings["shuffle_options"])
 
-    def shown_options(self, sample: Sample) -> list[str]:
+    def shown_options(self, sample: Sample) -> Sequence[str]:
         """Texts of the options in the order shown; [] when the row has none."""
-        options = options_of(sample.params)
-        return [options[i] for i in self.order(sample)] if options else []
+        options = sample_options(sample)
+        return [options[i] for i in self.order(sample)] if self.settings["shuffle_options"] and options else options
 
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """{options} becomes lines "A. dog"; a prompt without {options} gets them behind the question."""
@@ -156,7 +168,7 @@ class Choice(AnswerTask):
             return score
         value = score.metrics.get("correct", 0.0)
         if score.reason in ("not_a_choice", "letter_and_text_disagree"):
-            found = nearest_option(extract_answer(text, self.answer_format).answer or "", options_of(sample.params))
+            found = nearest_option(extract_answer(text, self.answer_format).answer or "", sample_options(sample))
             value = float(found.option is not None and LETTERS[found.option] == sample.answer)
         return replace(score, metrics={**score.metrics, "mathvista_rule": value})
 
@@ -166,7 +178,7 @@ class Choice(AnswerTask):
 
     def describe(self, value: str | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
         """pred_text and gold_text: letter (of the row) and option text."""
-        options = options_of(sample.params)
+        options = sample_options(sample)
 
         def show(letter: str) -> str:
             index = LETTERS.index(letter)

@@ -39,7 +39,7 @@ from rewards.temporal import span_iop, span_iou, union_iou
 from rewards.text import check_number
 from rewards.times import SPAN_KEYS, Span, read_json, spans_of
 from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction
-from tasks.choice import options_of, read_letter
+from tasks.choice import options_of, read_letter, sample_options
 from tasks.spans import TimeFormat, beside_spans, check_spans, clip_pair, duration_of, need_duration, spell_seconds, true_spans
 
 __all__ = ["Grounded", "GroundedQA"]
@@ -134,7 +134,7 @@ class GroundedQA(AnswerTask):
 
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """As the base, with {options} (lines "A. dog"), {duration} and {times}; braces in questions and options stay."""
-        lines = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, options_of(sample.params), strict=False))
+        lines = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, sample_options(sample), strict=False))
         prompt = prompt.replace("{duration}", spell_seconds(need_duration(sample), 2)).replace("{times}", self.times.words)
         if "{options}" not in prompt:
             prompt = prompt.replace("{question}", "{question}\n{options}")
@@ -151,7 +151,7 @@ class GroundedQA(AnswerTask):
 
     def _parse_glue(self, answer: str, sample: Sample, ctx: RewardContext) -> Grounded:
         said, _, glue = answer.rpartition("\n")
-        options = options_of(sample.params)
+        options = sample_options(sample)
         found = parse_choice(said, options, len(options))
         if found.option is None and self.answers != "strict":
             with contextlib.suppress(Unread):
@@ -177,7 +177,7 @@ class GroundedQA(AnswerTask):
         keys = [key for key in _CHOICE_KEYS if key in value]
         if len(keys) != 1 or not isinstance(value[keys[0]], str):
             raise AnswerError("ambiguous_keys" if len(keys) > 1 else "no_choice")
-        options = options_of(sample.params)
+        options = sample_options(sample)
         found = parse_choice(value[keys[0]], options, len(options))
         if found.option is None:
             raise AnswerError(found.reason or "not_a_choice")
@@ -198,7 +198,7 @@ class GroundedQA(AnswerTask):
 
     def describe(self, value: Grounded | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
         """pred_text and gold_text (letter and option), pred_spans and gold_spans in seconds, and the duration."""
-        options = options_of(sample.params)
+        options = sample_options(sample)
 
         def show(letter: str) -> str:
             return f"{letter}. {options[LETTERS.index(letter)]}" if letter else ""
@@ -230,7 +230,7 @@ class GroundedQA(AnswerTask):
 
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """The next letter, and a span that misses every true one."""
-        letter = LETTERS[(LETTERS.index(sample.answer["choice"]) + 1) % len(options_of(sample.params))]
+        letter = LETTERS[(LETTERS.index(sample.answer["choice"]) + 1) % len(sample_options(sample))]
         return self._spell(letter, [beside_spans(true_spans(sample), duration_of(sample, ctx))], sample, ctx)
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:

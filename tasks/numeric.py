@@ -34,6 +34,7 @@ from rewards.numeric import (
 from rewards.reading.numbers import one_number
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction
+from tasks.truths import of_sample
 
 __all__ = ["Numeric"]
 
@@ -43,6 +44,25 @@ _PARSERS = ("whole", "first_token")
 def _spell(answer: Any) -> str:
     """The truth as text, as the file has it."""
     return answer if isinstance(answer, str) else repr(answer)
+
+
+def _read(text: str, params: Mapping[str, Any], truth: Any, percent: str) -> NumberParse:
+    """The number of a text as the row declares numbers, else with the task's `percent`."""
+    percent = params.get("percent", percent)
+    own = "%" if percent == "refuse" and isinstance(truth, str) and truth.rstrip(" .").endswith("%") else ""
+    return parse_number(text, percent, params.get("unit", own))
+
+
+@of_sample
+def _gold(sample: Sample, percent: str) -> NumberParse:
+    return _read(_spell(sample.answer), sample.params, sample.answer, percent)
+
+
+@of_sample
+def _is_share(sample: Sample, percent: str) -> bool:
+    """Whether the truth is a share of one, so that 50% of an answer is 0.5."""
+    gold = parse_number(_spell(sample.answer), percent).value
+    return gold is not None and 0 < abs(gold) < 1
 
 
 @register("numeric")
@@ -99,12 +119,10 @@ class Numeric(AnswerTask):
         return accuracy
 
     def _read(self, text: str, params: Mapping[str, Any], truth: Any) -> NumberParse:
-        percent = params.get("percent", self.settings["percent"])
-        own = "%" if percent == "refuse" and isinstance(truth, str) and truth.rstrip(" .").endswith("%") else ""
-        return parse_number(text, percent, params.get("unit", own))
+        return _read(text, params, truth, self.settings["percent"])
 
     def _gold(self, sample: Sample) -> NumberParse:
-        return self._read(_spell(sample.answer), sample.params, sample.answer)
+        return _gold(sample, self.settings["percent"])
 
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> float | int | str:
@@ -143,9 +161,7 @@ class Numeric(AnswerTask):
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
         """The one number of a sentence; 50% is 0.5 where the truth is a share."""
-        gold = parse_number(_spell(sample.answer), self.settings["percent"]).value
-        share = gold is not None and 0 < abs(gold) < 1
-        found = one_number(answer, str(sample.params.get("unit", "")), share)
+        found = one_number(answer, str(sample.params.get("unit", "")), _is_share(sample, self.settings["percent"]))
         return f"{found[:-1]}e-2" if found is not None and found.endswith("%") else found
 
     def measure(self, value: NumberParse, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:

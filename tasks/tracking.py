@@ -41,6 +41,7 @@ from tasks.base import ENVELOPES, FRAME_WORDS, AnswerError, AnswerTask, Predicti
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step
 from tasks.spans import clip_size, need_duration, spell_seconds
 from tasks.temporal_grounding import named_parts, structure_part
+from tasks.truths import of_sample
 
 __all__ = ["Track", "Tracking", "boxes_text", "boxes_to_pixels", "check_boxes", "check_over", "key_share", "tracks_by_second",
            "true_boxes", "wrong_boxes"]
@@ -83,7 +84,8 @@ def check_boxes(value: Any, frame: CoordFrame, size: tuple[int, int], params: Ma
     return {spell_seconds(key): boxes[key] for key in sorted(boxes)}
 
 
-def true_boxes(sample: Sample) -> Boxes:
+@of_sample
+def true_boxes(sample: Sample) -> Mapping[float, Box]:
     """The true boxes by key, in order of time."""
     found = {round(float(text), 3): tuple(box) for text, box in sample.answer["boxes"].items()}  # keys as check_boxes writes them
     return {key: found[key] for key in sorted(found)}
@@ -134,7 +136,8 @@ def _given(sample: Sample) -> Box | None:
     return x1, y1, x2, y2
 
 
-def _judged(sample: Sample, count_first: bool) -> Boxes:
+@of_sample
+def _judged(sample: Sample, count_first: bool) -> Mapping[float, Box]:
     """The true boxes that earn: all, or all but the given first one (unless it is the only one)."""
     truth = true_boxes(sample)
     if count_first or _given(sample) is None or len(truth) == 1:
@@ -283,11 +286,15 @@ class Tracking(AnswerTask):
     def measure(self, value: Track, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """iou, auc, sr@0.5, sr@0.75 with and without a given first frame, viou, correct (iou_after_first >= 0.5);
         unreadable: boxes of the answer that could not be read."""
-        values: list[float] = []
-        for truth in (true_boxes(sample), _judged(sample, False)):
-            ious = track_ious(value.boxes, truth)
-            values += [mean(ious), success_area(ious), success(ious, 0.5), success(ious, 0.75)]
-        values += [track_viou(value.boxes, true_boxes(sample)), float(values[4] >= 0.5), float(value.unreadable)]
+        truth = true_boxes(sample)
+        ious = track_ious(value.boxes, truth)
+        values = [mean(ious), success_area(ious), success(ious, 0.5), success(ious, 0.75)]
+        if len(_judged(sample, False)) < len(truth):  # all but the given first box
+            later = ious[1:]
+            values += [mean(later), success_area(later), success(later, 0.5), success(later, 0.75)]
+        else:
+            values *= 2
+        values += [track_viou(value.boxes, truth), float(values[4] >= 0.5), float(value.unreadable)]
         return dict(zip(self.metric_names, values, strict=True))
 
     def describe(self, value: Track | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ Two letters, another option's text beside the letter, a doubt (`maybe B`, `not B
 """
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -42,13 +43,18 @@ def _plain(text: str) -> str:
     return " ".join(text.casefold().split()).strip(" .")
 
 
+@functools.lru_cache(maxsize=256)
+def _longest_first(names: tuple[str, ...]) -> list[tuple[int, str]]:
+    """(index, plain name) of a row's names, which each of its completions asks for."""
+    return [(index, _plain(names[index])) for index in sorted(range(len(names)), key=lambda i: -len(names[i]))]
+
+
 def one_mention(text: str, names: Sequence[str]) -> int | None:
     """Index of the only one of `names` that stands in `text` as whole words, a longer name before the shorter ones inside it; None
     without any. Raises Unread(several_options) for more. Linear in the length of the text for each name."""
     rest, found = f" {_plain(text)} ", []
-    for index in sorted(range(len(names)), key=lambda i: -len(names[i])):
-        name = _plain(names[index])
-        if not name:
+    for index, name in _longest_first(tuple(names)):
+        if not name or name not in rest:
             continue
         cut = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "\0", rest)
         if cut != rest:

@@ -44,6 +44,8 @@ Extent = tuple[float, float]
 
 def strip_box_tokens(text: str) -> str:
     """`text` without GLM's <|begin_of_box|> and <|end_of_box|>; of a text with one such pair, what stands between them."""
+    if "<|" not in text:
+        return text.strip()
     if text.count("<|begin_of_box|>") == 1:
         return text.partition("<|begin_of_box|>")[2].partition("<|end_of_box|>")[0].strip()
     return _BOX_TOKENS.sub(" ", text).strip()
@@ -61,10 +63,12 @@ def _numbers(found: re.Match[str]) -> tuple[float | int, ...]:
 def _groups(text: str) -> tuple[list[tuple[float | int, ...]], str]:
     """Groups of two or four numbers of a text, each once, and the text around them."""
     found: dict[tuple[float | int, ...], None] = {}
-    for pattern in (_SPACED, _NAMED, _GROUP):
-        for match in pattern.finditer(text):
-            found[_numbers(match)] = None
-        text = pattern.sub(" ", text)
+    for pattern, needed in ((_SPACED, "<"), (_NAMED, "="), (_GROUP, "[(")):
+        if not any(mark in text for mark in needed):
+            continue  # most texts are in none of the dialects: a look for its mark is cheaper than its pattern
+        if matches := list(pattern.finditer(text)):
+            found.update(dict.fromkeys(map(_numbers, matches)))
+            text = pattern.sub(" ", text)
     return list(found), text
 
 

@@ -310,6 +310,7 @@ def test_perception_r1_by_hand() -> None:
     assert reward([A], [A, B]) == pytest.approx(0.25 + 0.75 * 2 / 3 + 1 + 1 - 0.25)
     assert reward([A, ("dog", B[1])], [A, B]) == pytest.approx(0.25 + 0.75 * 0.5 + 0.5 + 1 - 0.5)
     assert reward([("cat", (0.0, 0.0, 10.0, 5.0))], [A]) == 0, "IoU must exceed 0.5"
+    assert reward([("cat", FAR)], [A, B], ceilings=[0.0, 1.0]) == 0, "no pair without overlap, whatever the answer's grid can spell"
 
 
 def test_metrics_by_hand() -> None:

@@ -117,6 +117,19 @@ def test_an_answer_cut_by_the_length_limit_keeps_its_complete_objects(answer_for
     assert whole.value == 1 and whole.reason is None, "an answer that was complete is not called cut"
 
 
+def test_a_box_upon_nothing_earns_nothing_where_a_truth_is_thinner_than_the_grid() -> None:
+    size = ImageSize((108, 33), (112, 28))
+    boxes = [[31.8, 21.92, 95.59, 22.24], [11.4, 7.74, 52.4, 13.02], [67.51, 19.01, 85.41, 30.79], [0, 0, 16.5, 17.01]]
+    sample = Sample("1", "detection", "s", "cats", [{"bbox": box, "label": "cat"} for box in boxes], ("a.png",),
+                    params={"categories": ["cat"], "width": 108, "height": 33})
+    ctx = RewardContext(1, 1, CoordFrame.ABS_RESIZED, (size,))
+    task = Detection(preset="perception_r1")
+    beside = task.score(sample, "[[100, 0, 112, 28]]", ctx)
+    assert beside.parsed and beside.value == 0, "the thin truth rounded to whole pixels missed itself: this once earned 1.175"
+    gold = task.score(sample, task.gold(sample, ctx), ctx)
+    assert gold.parts["accuracy"] > 2, "the truth as the grid can spell it finds all four"
+
+
 def test_the_dynamic_threshold_follows_progress_and_the_grid() -> None:
     sample = _sample([{"bbox": [10.4, 10.4, 18.6, 18.6], "label": "cat"}], categories=["cat"])
     text = "<answer>[[10, 10, 19, 19]]</answer>"  # the best integers: IoU 0.83

@@ -22,6 +22,7 @@ from mmrl.task import Template
 from mmrl.types import ImageSize, RewardContext, Sample, StopReason
 from rewards.dynamic_iou import MODES
 from rewards.iou import box_iou
+from tasks.boxes import rounded_box
 from tasks.grounding import Grounding, format_box
 from tasks.scenes import make_scenes
 
@@ -108,6 +109,17 @@ def test_format_box_rounds_per_frame_and_never_to_nothing() -> None:
     assert format_box((0.5, 1.49, 10.5, 9.51), CoordFrame.ABS_RESIZED) == "[1, 1, 11, 10]"
     assert format_box((0.1234, 0.5, 0.5, 1), CoordFrame.REL1) == "[0.123, 0.500, 0.500, 1.000]"
     assert format_box((3.1, 3.1, 3.2, 3.3), CoordFrame.REL1000) == "[3, 3, 4, 4]"
+    assert format_box((3.6, 18.6, 9.4, 18.9), CoordFrame.ABS_RESIZED) == "[4, 18, 9, 19]"
+
+
+@settings(deadline=None)
+@given(st.sampled_from(list(CoordFrame)), st.lists(st.floats(0, 0.99), min_size=2, max_size=2),
+       st.lists(st.floats(1e-4, 0.5), min_size=2, max_size=2))
+def test_the_rounded_box_lies_on_the_box_however_thin_that_is(frame: CoordFrame, corner: list[float], side: list[float]) -> None:
+    size = ImageSize((108, 33), (112, 28))
+    shares = [*corner, *(min(1.0, a + b) for a, b in zip(corner, side, strict=True))]
+    box = [share * length for share, length in zip(shares, (108, 33, 108, 33), strict=True)]
+    assert box_iou(rounded_box(box, frame, size), box) > 0
 
 
 @pytest.mark.parametrize(("text", "reason"), [
