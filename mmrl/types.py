@@ -88,6 +88,11 @@ class RewardContext:
     max_tokens: int = 0
     videos: tuple[VideoSize, ...] = ()
 
+    def in_frame(self, frame: CoordFrame) -> RewardContext:
+        """The same with another coordinate frame."""
+        return RewardContext(self.step, self.total_steps, frame, self.images, self.stop, self.num_tokens, self.max_tokens,
+                             self.videos)
+
     @property
     def progress(self) -> float:
         """step / total_steps, clipped to [0, 1]."""

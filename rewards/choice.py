@@ -28,6 +28,7 @@ _START = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z]))([.:)]?)(.*)", re.DOTALL)
 _PREFIX = re.compile(r"(?:\(([A-Za-z])\)|([A-Za-z])[.:)])\s+(?=\S)")
 _WORD = re.compile(r"\w+")
 _WRAPPERS = ("**", "__", "`", '"', "'", "$")
+_MARKS = frozenset(mark[0] for mark in _WRAPPERS)
 _YES, _NO = ("yes", "true"), ("no", "false")
 
 
@@ -49,6 +50,8 @@ def _unwrap(text: str) -> str:
     """`text` without white space and up to four pairs of quotes or emphasis marks around it."""
     text = text.strip()
     for _ in range(4):
+        if text[:1] not in _MARKS:  # also for nothing at all
+            break
         mark = next((m for m in _WRAPPERS if len(text) > 2 * len(m) and text.startswith(m) and text.endswith(m)), None)
         if mark is None:
             break

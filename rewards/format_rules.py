@@ -73,6 +73,10 @@ def _inside(text: str) -> str | None:
 
 def _answers(text: str) -> list[str]:
     """What stands between <answer> tags, in order, stripped: a block ends at the first closing tag. Linear in the length."""
+    if text.count("<") == 2:  # one block and no other tag, as nearly always
+        opened, closed = text.find("<answer>"), text.find("</answer>")
+        if 0 <= opened < closed:
+            return [text[opened + len("<answer>"):closed].strip()]
     found, start = [], None
     for tag in _ANSWER_TAG.finditer(text):
         if not tag[1]:

@@ -51,6 +51,8 @@ _PYTHON = re.compile(r"""[^'"]+|'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*
 _WORDS = {"(": "[", ")": "]", "True": "true", "False": "false", "None": "null"}
 _PLAIN_NUMBER = re.compile(r"\s{0,4}[+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?\s{0,4}")
 _SPARE_COMMA = re.compile(r"(?<=[\w\])}]),(?=\s*[\])}])|^,(?=\s*[\])}])")
+_TO_REWRITE = re.compile(r"[()]|True|False|None|,\s*[\])}]")  # all that _WORDS and _SPARE_COMMA change
+_BEGINNINGS = frozenset("[{(\"'-+.0123456789tfnTFNI \t\r\n")
 _ESCAPES = re.compile(r"\\x[0-9a-fA-F]{2}|\\.|\"", re.DOTALL)
 
 
@@ -166,6 +168,8 @@ def _as_json(found: re.Match[str]) -> str:
             raise ValueError("unclosed string")
         inside = piece[1:-1]
         return f'"{_ESCAPES.sub(_escape, inside)}"' if "\\" in inside or '"' in inside else f'"{inside}"'
+    if not _TO_REWRITE.search(piece):
+        return piece
     for python, json_word in _WORDS.items():
         piece = piece.replace(python, json_word)
     return _SPARE_COMMA.sub("", piece)
@@ -178,6 +182,10 @@ def load_json(text: str, broken_numbers: bool = False) -> Any:
     What stands inside strings keeps its characters. An object that gives one key twice is refused: whichever counted, the
     other would be a second answer. Raises ValueError or RecursionError, also for NaN. Linear in the length.
     """
+    if text[:1] not in _BEGINNINGS:  # most texts that are no value show it here
+        raise json.JSONDecodeError("Expecting value", text, 0)
+    if "'" in text and '"' not in text and "\\" not in text and not text.count("'") % 2 and not _TO_REWRITE.search(text):
+        return strict_json(text.replace("'", '"'), broken_numbers)  # a Python list of plain strings and numbers
     try:
         return strict_json(text, broken_numbers)
     except json.JSONDecodeError:

@@ -136,6 +136,11 @@ def normalise(text: str, steps: Iterable[str]) -> str:
     return text
 
 
+@functools.lru_cache(maxsize=1024)  # each completion of a group is compared with the same truths
+def _known(truth: str, steps: tuple[str, ...]) -> str:
+    return normalise(truth, steps)
+
+
 def _bounded(text: str, steps: Iterable[str], limit: int) -> str | None:
     """`text` normalised, or None when it is longer than `limit` or grows beyond it (NFKC makes 18 letters of one)."""
     if len(text) > limit:
@@ -294,7 +299,7 @@ class TextReward:
         accepted = [truths] if isinstance(truths, str) else list(truths)
         if not accepted or not all(isinstance(truth, str) for truth in accepted):
             raise DataError(f"expected a text or a list of accepted texts as truth, found {truths!r:.80}")
-        known = [normalise(truth, self.steps) for truth in accepted]
+        known = [_known(truth, self.steps) for truth in accepted]
         longest = max(map(len, known))
         if longest > self.max_chars:
             raise DataError(f"expected a truth of up to {self.max_chars} characters, found {longest}; raise max_chars (up to "

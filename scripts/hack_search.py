@@ -182,7 +182,8 @@ class Search:
 
     def honest(self) -> dict[str, Any]:
         """The half-right answer, what it earns, and what right answers earn."""
-        rights, wrongs, halves, parts, words = [], [], [], [], ""
+        rights, wrongs, halves, parts = list[float](), list[float](), list[float](), list[float]()
+        words = ""
         for number, one in enumerate(self.held_out):
             texts = self.task.gold_answer(one.sample, one.ctx), self.task.wrong_answer(one.sample, one.ctx)
             for values, text in zip((rights, wrongs), texts, strict=True):

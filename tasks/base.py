@@ -321,7 +321,7 @@ class AnswerTask(ReadingTask):
         return found
 
     def _in_frame(self, ctx: RewardContext) -> RewardContext:
-        return ctx if self.frame is None or self.frame is ctx.frame else replace(ctx, frame=self.frame)
+        return ctx if self.frame is None or self.frame is ctx.frame else ctx.in_frame(self.frame)
 
     def _failure(self, sample: Sample, reason: str, ctx: RewardContext, text: str = "") -> Score:
         try:
@@ -332,8 +332,8 @@ class AnswerTask(ReadingTask):
         form = self._form(text) if self._form is not None and "format" in failure.parts else 0.0
         if not form or not math.isfinite(form):
             return failure
-        parts = {**failure.parts, "format": form}
-        return replace(failure, parts=parts, value=math.fsum(failure.weights[name] * part for name, part in parts.items()))
+        return Score.combine({**failure.parts, "format": form}, failure.weights, parsed=False, reason=failure.reason,
+                             metrics=failure.metrics, detail=failure.detail)
 
     def gold(self, sample: Sample, ctx: RewardContext) -> str:
         """`gold_answer` in the envelope of `answer_format`."""

@@ -20,6 +20,7 @@ Several accepted answers: any of them.
 """
 from __future__ import annotations
 
+import functools
 import math
 import random
 import re
@@ -63,13 +64,20 @@ def _close(value: float, truth: float, tolerance: float) -> bool:
     return abs(value - truth) <= tolerance * abs(truth) * (1 + 1e-12)
 
 
+@functools.lru_cache(maxsize=1024)  # each completion of a group is compared with the same truths
+def _of_truth(truth: str) -> tuple[bool, tuple[float, bool] | None, str]:
+    """(whether it wears no wrapper, its number, its form as a text)"""
+    return unwrap(truth) == truth, read_number(truth), _text_form(truth)
+
+
 def relaxed_correct(prediction: str, truth: str, tolerance: float = 0.05, exact_years: bool = True) -> bool:
     """mmrl's reading of ChartQA's rule, see above. Not symmetric: the tolerance is a share of the truth."""
-    if unwrap(truth) == truth:
+    bare, meant, form = _of_truth(truth)
+    if bare:
         prediction = unwrap(prediction)
-    said, meant = read_number(prediction), read_number(truth)
+    said = read_number(prediction)
     if said is None or meant is None:
-        return _text_form(prediction) == _text_form(truth)
+        return _text_form(prediction) == form
     if exact_years and _YEAR.fullmatch(truth.strip()):
         tolerance = 0.0
     values, targets = {said[0]}, {meant[0]}
@@ -119,6 +127,11 @@ def _rule(mode: str, params: Mapping[str, Any]) -> Callable[[str, str], bool]:
     return MODES[mode](**params)
 
 
+@functools.lru_cache(maxsize=64)  # made once, not for each answer
+def _metric(mode: str, params: tuple[tuple[str, Any], ...]) -> Callable[[str, str], bool]:
+    return _rule(mode, dict(params))
+
+
 def _accuracy_part(mode: str, **params: Any) -> Part:
     """1 when any accepted answer is met under the rule."""
     rule = _rule(mode, params)
@@ -141,7 +154,7 @@ class Chart(AnswerTask):
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
-        self._params = {k: v for k, v in self._accuracy_settings(self.settings).items() if k != "mode"}
+        self._params = tuple((k, v) for k, v in self._accuracy_settings(self.settings).items() if k != "mode")
 
     def factories(self) -> Mapping[str, PartFactory]:
         """accuracy and format."""
@@ -161,7 +174,7 @@ class Chart(AnswerTask):
 
     def measure(self, value: str, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """correct, chartqa, exact: right by any accepted answer."""
-        truths, rule = accepted_texts(sample), _rule(self.settings["mode"], self._params)
+        truths, rule = accepted_texts(sample), _metric(self.settings["mode"], self._params)
         return {"correct": float(any(rule(value, truth) for truth in truths)),
                 "chartqa": float(any(chartqa_correct(value, truth) for truth in truths)),
                 "exact": float(any(relaxed_correct(value, truth, 0.0) for truth in truths))}

@@ -28,6 +28,7 @@ from rewards.reading.places import labelled_boxes
 from rewards.router import Part, PartFactory
 from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
+from tasks.truths import of_sample
 
 __all__ = ["Detected", "Detection", "check_objects", "hull"]
 
@@ -53,7 +54,8 @@ def _size(sample: Sample, ctx: RewardContext) -> ImageSize:
     return picture_size(sample, ctx, sample.params.get("image_index", 0))
 
 
-def _truth(sample: Sample) -> list[tuple[str, Box]]:
+@of_sample
+def _truth(sample: Sample) -> Sequence[tuple[str, Box]]:
     return [(item["label"], tuple(item["bbox"])) for item in sample.answer]
 
 
@@ -68,6 +70,12 @@ def hull(boxes: Sequence[Sequence[float]]) -> Box:
     return (min(b[0] for b in boxes), min(b[1] for b in boxes), max(b[2] for b in boxes), max(b[3] for b in boxes))
 
 
+@of_sample
+def _ceilings(sample: Sample, frame: CoordFrame, size: ImageSize) -> list[float]:
+    """The best IoU with each truth that an answer on the grid of `frame` can have."""
+    return [box_iou(rounded_box(box, frame, size), box) for _, box in _truth(sample)]
+
+
 def _accuracy_part(mode: str, reachable: bool = True, **params: Any) -> Part:
     """A rule of rewards.detection; with `reachable` no threshold exceeds the IoU of the rounded truth."""
     reward = make_detection_reward(mode, **params)
@@ -76,7 +84,7 @@ def _accuracy_part(mode: str, reachable: bool = True, **params: Any) -> Part:
         size = _size(sample, ctx)
         ceilings = None
         if reachable and reward.thresholds:
-            ceilings = [box_iou(rounded_box(box, ctx.frame, size), box) for _, box in _truth(sample)]
+            ceilings = _ceilings(sample, ctx.frame, size)
         return reward.of(predicted.value.pair, ctx.progress, ceilings=ceilings, size=size.orig_wh)
 
     accuracy.low, accuracy.high = reward.low, reward.high  # type: ignore[attr-defined]

@@ -25,6 +25,7 @@ from rewards.reading.places import one_box
 from rewards.router import Part, PartFactory
 from tasks.base import FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
+from tasks.truths import of_sample
 
 __all__ = ["FRAME_WORDS", "Grounding", "SPELLINGS", "format_box"]
 
@@ -45,6 +46,12 @@ def _size(sample: Sample, ctx: RewardContext) -> ImageSize:
     return picture_size(sample, ctx, sample.params.get("image_index", 0))
 
 
+@of_sample
+def _ceiling(sample: Sample, frame: CoordFrame, size: ImageSize) -> float:
+    """The best IoU that an answer on the grid of `frame` can have."""
+    return box_iou(rounded_box(sample.answer, frame, size), sample.answer) - 1e-9  # the last bits
+
+
 def _accuracy_part(mode: str, reachable: bool = True, completeness: float = 0.0, **params: Any) -> Part:
     """IoU reward in original pixels; with `reachable` no threshold exceeds the IoU of the rounded truth.
 
@@ -59,13 +66,11 @@ def _accuracy_part(mode: str, reachable: bool = True, completeness: float = 0.0,
     reached = make_iou_reward(mode, **{**params, "binary": True}) if completeness else reward
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
-        ceiling = 1.0
-        if reachable and mode in _WITH_THRESHOLD:
-            ceiling = box_iou(rounded_box(sample.answer, ctx.frame, _size(sample, ctx)), sample.answer) - 1e-9  # last bits
-        value = reward(predicted.value, sample.answer, ctx.progress, ceiling)
+        ceiling = _ceiling(sample, ctx.frame, _size(sample, ctx)) if reachable and mode in _WITH_THRESHOLD else 1.0
         if not completeness:
-            return value
-        return (1 - completeness) * value + completeness * reached(predicted.value, sample.answer, ctx.progress, ceiling)
+            return reward(predicted.value, sample.answer, ctx.progress, ceiling)
+        iou, progress = box_iou(predicted.value, sample.answer), ctx.progress
+        return (1 - completeness) * reward.of_iou(iou, progress, ceiling) + completeness * reached.of_iou(iou, progress, ceiling)
 
     return accuracy
 

@@ -8,6 +8,7 @@ correct from ROUGE 0.1 on, which any text about the same subject reaches.
 """
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 
 from mmrl.registry import register
 from mmrl.types import RewardContext, Sample
-from rewards.text import MAX_CHARS, check_number, docvqa_anls, make_text_reward
+from rewards.text import MAX_CHARS, TextReward, check_number, docvqa_anls, make_text_reward
 from tasks.examples import write_rows
 from tasks.texts import TextTask, accepted_texts
 
@@ -24,6 +25,11 @@ __all__ = ["OpenText"]
 _PACKAGE = {"ascii_words": True, "skip_short": False, "stem": True}
 """ROUGE as the rouge-score package computes it with use_stemmer=True."""
 _COLOURS = {"red": (225, 35, 35), "green": (30, 165, 50), "blue": (40, 70, 225), "yellow": (240, 215, 30)}
+
+
+@functools.lru_cache(maxsize=64)  # made once, not for each answer
+def _metric(mode: str, max_chars: int) -> TextReward:
+    return make_text_reward(mode, max_chars=max_chars)
 
 
 @register("open_text")
@@ -61,8 +67,9 @@ class OpenText(TextTask):
     def measure(self, value: str, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
         """rouge and token_f1 with their default settings, anls as DocVQA's program has it, and correct as declared."""
         truths = accepted_texts(sample)
-        rouge, token_f1, by = (make_text_reward(mode, max_chars=self.max_chars)(value, truths)
-                               for mode in ("rouge", "token_f1", self.settings["correct_by"]))
+        rouge, token_f1 = (_metric(mode, self.max_chars)(value, truths) for mode in ("rouge", "token_f1"))
+        mode = self.settings["correct_by"]
+        by = token_f1 if mode == "token_f1" else _metric(mode, self.max_chars)(value, truths)
         return {"rouge": rouge, "token_f1": token_f1, "anls": max(docvqa_anls(value, truth) for truth in truths),
                 "correct": float(by >= self.correct_from)}
 

@@ -11,6 +11,7 @@ All times of samples are seconds from the beginning of the shown part. How an an
 """
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections import Counter
@@ -165,6 +166,7 @@ def beside_spans(spans: Sequence[Sequence[float]], duration: float | None) -> Sp
 # text
 
 
+@functools.lru_cache(maxsize=4096)  # the times of a track are asked for in every answer to it
 def spell_seconds(value: float, decimals: int = 3) -> str:
     """A time with as many decimals as it needs: 18, 2.5, 0.333. Never '-0'."""
     text = f"{value:.{decimals}f}"

@@ -48,7 +48,7 @@ def strip_box_tokens(text: str) -> str:
         return text.strip()
     if text.count("<|begin_of_box|>") == 1:
         return text.partition("<|begin_of_box|>")[2].partition("<|end_of_box|>")[0].strip()
-    return _BOX_TOKENS.sub(" ", text).strip()
+    return (_BOX_TOKENS.sub(" ", text) if "of_box|>" in text else text).strip()
 
 
 def _number(text: str) -> float | int:

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 __all__ = ["unwrap", "unwrap_text"]
 
 _MOST_LAYERS = 8
-_SPACES = {ord(c): " " for c in "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"}
-_SPACES |= dict.fromkeys(map(ord, "\u200b\u2060\ufeff"))  # type: ignore[arg-type]  # of no width: removed
+_SPACE = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_NO_WIDTH = re.compile("[\u200b\u2060\ufeff]")
 _PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("`", "`"),
           ('"', '"'), ("'", "'"), ("\u201c", "\u201d"), ("\u2018", "\u2019"), ("\u300c", "\u300d"))
 _OPENING = frozenset(left[0] for left, _ in _PAIRS)
@@ -83,7 +83,7 @@ def _one_layer(text: str) -> str:
 
 def unwrap(text: str) -> str:
     """`text` without the wrappers around the whole of it, at most eight of them; '' for nothing but spaces. Linear time."""
-    text = (text if text.isascii() else text.translate(_SPACES)).strip()
+    text = (text if text.isascii() else _SPACE.sub(" ", _NO_WIDTH.sub("", text))).strip()
     for _ in range(_MOST_LAYERS):
         inner = _one_layer(text).strip() if text else text
         if inner == text or not inner:
