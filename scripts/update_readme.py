@@ -145,9 +145,11 @@ def hacks(found: dict[str, Any]) -> str:
 
     rows = found["rewards"]
     counts = {how: [r["evaluations"] for r in rows.values() if r["ended"] == how] for how in ("evaluations", "time", "answers")}
-    whole = [f"{len(counts['evaluations'])} of them at least {min(counts['evaluations'], default=0):,}"]
+    whole = []
+    if counts["evaluations"]:
+        whole.append(f"{len(counts['evaluations'])} with at least {min(counts['evaluations']):,} each")
     if counts["time"]:
-        whole.append(f"{len(counts['time'])} dearer ones ended by time after {min(counts['time']):,} to {max(counts['time']):,}")
+        whole.append(f"{len(counts['time'])} ended by time after {min(counts['time']):,} to {max(counts['time']):,}")
     if counts["answers"]:
         whole.append(f"of {len(counts['answers'])} all answers were tried")
     defaults = {name: r for name, r in rows.items() if standing(name, r) == "default"}
