@@ -1,10 +1,12 @@
 """mmrl: reinforcement fine-tuning of vision-language models and vision-language-action policies.
 
-    from mmrl import Sample, Score, Task, register
+    from mmrl import Sample, Score, Task, register          # a task of your own
+    from mmrl import Trainer, evaluate, reward              # training from Python (mmrl/library.py)
 
 Importing mmrl is light: torch and transformers are imported by the parts that need them.
 """
 import os
+from typing import TYPE_CHECKING, Any
 
 from mmrl import _torchvision_cpu
 from mmrl.coords import CoordFrame
@@ -20,6 +22,21 @@ from mmrl.types import Completion, Group, ImageSize, RewardContext, Sample, Scor
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 _torchvision_cpu.install()  # before anything imports torchvision; does nothing on a CUDA build of torch
 
+if TYPE_CHECKING:
+    from mmrl.config import RunConfig, load_config
+    from mmrl.evaluation.evaluate import Evaluation
+    from mmrl.library import Trainer, evaluate, reward
+
 __version__ = "0.1.0"
-__all__ = ["Completion", "CoordFrame", "DataError", "Group", "ImageSize", "RewardContext", "Sample", "Score", "StopReason", "Task",
-           "Template", "Trajectory", "register"]
+__all__ = ["Completion", "CoordFrame", "DataError", "Evaluation", "Group", "ImageSize", "RewardContext", "RunConfig", "Sample",
+           "Score", "StopReason", "Task", "Template", "Trainer", "Trajectory", "evaluate", "load_config", "register", "reward"]
+_LATER = {"Trainer": "mmrl.library", "evaluate": "mmrl.library", "reward": "mmrl.library", "RunConfig": "mmrl.config",
+          "load_config": "mmrl.config", "Evaluation": "mmrl.evaluation.evaluate"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'mmrl' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean, install_command
-from mmrl.eval_tables import ALWAYS
+from mmrl.evaluation.tables import ALWAYS
 from mmrl.media import sizes_on_disk
 from mmrl.task import Task
 from mmrl.trackers import import_trackers

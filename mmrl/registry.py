@@ -3,8 +3,10 @@
     path/to/file.py:Name     a class in a file
     package/name             entry-point group "mmrl.tasks" of an installed package, loaded on demand
     name                     built in, or registered with @register in this process
+    python:name              a class or a function that a script handed to mmrl.Trainer (`offer`)
 
-`task_from_spec` makes a task from such a name and its parameters; worker processes rebuild tasks the same way.
+`task_from_spec` makes a task from such a name and its parameters; worker processes rebuild tasks the same way. What the running
+script itself defines they cannot import: it is carried to them by value (`carried`, `adopt`).
 """
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from mmrl.errors import ConfigError, RegistryError, did_you_mean
 from mmrl.task import Task
 from mmrl.trust import check_code
 
-__all__ = ["BUILT_IN", "GROUP", "register", "resolve_task", "task_from_spec", "task_names"]
+__all__ = ["BUILT_IN", "GROUP", "OFFERED", "adopt", "carried", "offer", "register", "resolve_task", "task_from_spec", "task_names"]
 
 GROUP = "mmrl.tasks"
 BUILT_IN: dict[str, str] = {  # imported only when asked for
@@ -38,6 +40,8 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
     "mixed": "tasks.mixed:Mixed",
 }
 
+OFFERED = "python:"
+"""How names of objects begin that a script handed over."""
 _registered: dict[str, type[Task]] = {}
 TaskClass = TypeVar("TaskClass", bound=type[Task])
 
@@ -58,6 +62,35 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
         return cls
 
     return decorate
+
+
+def offer(cls: type[Task], name: str) -> str:
+    """Make a class known to this process and its workers, and return the name it has in a configuration: 'python:name'.
+
+    Another class of the same name replaces it: in a notebook a cell is run again.
+    """
+    spec = OFFERED + name
+    cls.name = cls.name or name
+    _registered[spec] = cls
+    return spec
+
+
+def carried() -> bytes:
+    """The tasks of this process that another one cannot import, because its script defines or offers them, for `adopt` there."""
+    own = {name: cls for name, cls in _registered.items() if name.startswith(OFFERED) or cls.__module__ == "__main__"}
+    if not own:
+        return b""
+    import cloudpickle
+
+    return bytes(cloudpickle.dumps(own))
+
+
+def adopt(tasks: bytes) -> None:
+    """Know the tasks that another process of this run carried here."""
+    if tasks:
+        import cloudpickle
+
+        _registered.update(cloudpickle.loads(tasks))
 
 
 def _module_of(cls: type[Task]) -> str:
@@ -132,9 +165,12 @@ def _from_entry_point(spec: str) -> type[Task]:
 
 def resolve_task(spec: str) -> type[Task]:
     """The Task class a name stands for. A failing import shows its own error, never 'not found'."""
+    if spec.startswith(OFFERED) and spec not in _registered:
+        raise RegistryError(f"'{spec}' is a Python object of the script that started its run, and this process has no such object; "
+                            "continue that run by its script, with mmrl.Trainer(..., resume=True)")
     if ".py:" in spec:
         return _from_file(spec)
-    if "/" in spec and not spec.endswith(".py"):
+    if "/" in spec and not spec.endswith(".py") and not spec.startswith(OFFERED):
         return _from_entry_point(spec)
     if spec in _registered:
         return _registered[spec]

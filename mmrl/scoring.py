@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from mmrl.errors import RewardError
-from mmrl.registry import task_from_spec
+from mmrl.registry import adopt, carried, task_from_spec
 from mmrl.reward_pipe import TOKEN_BYTES, GarbledError, ScoreInbox, ScoreWriter
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
@@ -116,9 +116,12 @@ def _checked(score: Score, value_range: tuple[float, float]) -> Score:
                    weights=weights, metrics=metrics, detail=_detail(score.detail))
 
 
-def _serve(connection: Connection, progress: Any, specs: Sequence[tuple[str, dict[str, Any]]], token: bytes) -> None:
-    """Score lists of (id, job) until None comes. `progress` holds the id of the job at hand and when it began."""
+def _serve(connection: Connection, progress: Any, specs: Sequence[tuple[str, dict[str, Any]]], token: bytes,
+           tasks_here: bytes) -> None:
+    """Score lists of (id, job) until None comes. `progress` holds the id of the job at hand and when it began; `tasks_here` are
+    the parent's own tasks (mmrl.registry.carried)."""
     try:
+        adopt(tasks_here)
         tasks = [task_from_spec(spec, params) for spec, params in specs]
     except BaseException as error:
         connection.send(f"{type(error).__name__}: {error}")
@@ -150,7 +153,7 @@ class _Worker(Worker):
 
     def start(self) -> None:
         token = os.urandom(TOKEN_BYTES)
-        self.args = (self._specs, token)
+        self.args = (self._specs, token, carried())
         super().start()
         self.inbox = ScoreInbox(self.connection, token)
 

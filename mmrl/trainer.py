@@ -26,7 +26,7 @@ from mmrl.config import RunConfig, effective_threads
 from mmrl.data import load_sources, note_lines, prompt_stream, write_rejected, write_skipped
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine, train_engine_name
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError, WeightSyncError
-from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
+from mmrl.evaluation.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
 from mmrl.files import optional
 from mmrl.group_rewards import check_filter_key
 from mmrl.identity import check_identity, extension_notes, run_identity

@@ -22,10 +22,10 @@ from mmrl.config import RunConfig
 from mmrl.data import LoadedSource
 from mmrl.diagnosis import Finding, diagnose, signal_share
 from mmrl.errors import ConfigError
+from mmrl.evaluation.rescore import logged_context, logged_sample
+from mmrl.evaluation.stats import Estimate, wilson
 from mmrl.group_rewards import accuracies, score_of
-from mmrl.rescore import logged_context, logged_sample
 from mmrl.runlog import rollout_rows
-from mmrl.stats import Estimate, wilson
 from mmrl.types import Group
 
 __all__ = ["BINS", "Timing", "Trial", "expected_time", "rollout_seconds", "rounds_per_place", "trial_overrides", "try_out"]

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,7 +25,22 @@ __all__ = ["MOST_OUTPUT", "Worker"]
 MOST_OUTPUT = 1 << 20
 """Bytes that a worker may print, its restarts included."""
 _LOOK_S = 0.5
+_MAIN = threading.Lock()
 _END_S = 5.0  # for a process to end once asked to, or killed
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """A spawned process imports the script that started its parent, which would run a script without a main guard, or that of a
+    notebook, once more. Ours needs nothing of it: what the script defines comes along by value (mmrl.registry.carried)."""
+    main = sys.modules["__main__"]
+    with _MAIN:
+        hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if name in vars(main)}
+        main.__spec__ = None
+        try:
+            yield
+        finally:
+            vars(main).update(hidden)
 
 
 def _leave_with_parent() -> None:
@@ -88,7 +103,8 @@ class Worker:
         reader, output = context.Pipe(duplex=False)
         self.process = context.Process(target=_main, args=(self.target, child, self.progress, output, self.args), daemon=True,
                                        name=self.name)
-        self.process.start()
+        with _without_main():
+            self.process.start()
         child.close()
         output.close()
         self._ended = threading.Event()

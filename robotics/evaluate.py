@@ -1,6 +1,6 @@
 """Held-out evaluation of a VLA policy: fresh initial states, greedy and sampled, per task, with intervals and the protocol.
 
-The layout is that of mmrl.evaluate (results.json, predictions.jsonl), so reports, comparisons and resumes treat both alike.
+The layout is that of mmrl.evaluation (results.json, predictions.jsonl), so reports, comparisons and resumes treat both alike.
 An episode that could not be finished counts as a failure and is named. Intervals: Wilson where each state gave one outcome,
 else cluster bootstrap over states, 95 %. What the simulators say of themselves (packages, render backend, assets) stands beside
 the numbers; on stand-in assets `protocol.assets` is 'stand-in', and every place that prints a number says so.
@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.evaluate import Evaluation
-from mmrl.stats import describe, macro_estimate
+from mmrl.evaluation.evaluate import Evaluation
+from mmrl.evaluation.stats import describe, macro_estimate
 from mmrl.versions import versions
 from mmrl.world import World
 from robotics.config import EmbodiedConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmrl.errors import MMRLError
-from mmrl.evaluate import write_evaluation
+from mmrl.evaluation.evaluate import write_evaluation
 from mmrl.manifest import check_loadable
 from mmrl.runlog import write_json
 from mmrl.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings

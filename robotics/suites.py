@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from mmrl.config import merge, parse_overrides
 from mmrl.errors import ConfigError, did_you_mean
-from mmrl.suites import suites_tree
+from mmrl.evaluation.suites import suites_tree
 from robotics.actions import ActionCodec
 from robotics.config import ActionConfig, EmbodiedConfig, EnvConfig, VLAConfig
 from robotics.contract import InitialState, Observation

@@ -27,7 +27,7 @@ import torch
 
 from mmrl.cluster.run import run_cluster, simulator_demand
 from mmrl.engines import build_actor, build_train_engine, train_engine_name
-from mmrl.evaluate import Evaluation
+from mmrl.evaluation.evaluate import Evaluation
 from mmrl.metrics import peak_memory_gib
 from mmrl.pipeline import Outcome, Pipeline
 from mmrl.preflight import ALWAYS_MEASURED, Measured

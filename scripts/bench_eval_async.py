@@ -69,7 +69,7 @@ def child(system: str, folder: Path, workers: int) -> None:
     """Evaluates both suites once and reports seconds and a hash of all answers."""
     from mmrl.config import DataSource, RunConfig
     from mmrl.data import load_sources
-    from mmrl.evaluate import EvalSettings, evaluate
+    from mmrl.evaluation.evaluate import EvalSettings, evaluate
     from mmrl.policy.loading import load_policy
     from mmrl.prefetch import prefetching
     from mmrl.rollout import PrefillOnceEngine, SamplingSettings

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, MMRLError, did_you_mean
-from mmrl.stats import wilson
+from mmrl.evaluation.stats import wilson
 from robotics.contract import EnvSpec, InitialState, initial_states
 from robotics.evaluate import describe_states, write_video
 from robotics.pool import EnvPool, PoolSettings, Reply

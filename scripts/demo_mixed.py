@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mmrl.evaluation.stats import paired_gain
 from mmrl.registry import resolve_task
-from mmrl.stats import paired_gain
 from scripts._bench import parse, print_table, write_results
 from tasks.playground import KINDS, make_playground
 

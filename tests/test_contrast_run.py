@@ -62,7 +62,7 @@ def test_only_inputs_the_view_changes_get_a_second_group(tmp_path: Path, kind: s
 
 
 def test_changed_rollouts_are_logged_apart_and_score_the_same_again(tmp_path: Path) -> None:
-    from mmrl.rescore import rescore
+    from mmrl.evaluation.rescore import rescore
 
     made, groups = run(tmp_path, {"kind": "shuffle", "skip": False})
     (log,) = (made.folder.path / "rollouts").glob("step_*.jsonl")

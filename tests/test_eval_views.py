@@ -9,12 +9,12 @@ import pytest
 
 from mmrl.config import load_config
 from mmrl.errors import ConfigError
-from mmrl.eval_views import view_gaps
-from mmrl.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, write_evaluation
+from mmrl.evaluation.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, write_evaluation
+from mmrl.evaluation.stats import paired_gain
+from mmrl.evaluation.views import view_gaps
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.scoring import Scorer
-from mmrl.stats import paired_gain
 from mmrl.views import VIEWS
 from tests.clip_kit import broken_clip, cached_policy, clip_sample, loaded, make_clip
 from tests.engine_kit import picture, read_jsonl

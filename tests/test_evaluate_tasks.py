@@ -15,11 +15,11 @@ import pytest
 
 from mmrl.config import DataSource
 from mmrl.data import LoadedSource
-from mmrl.evaluate import EvalSettings, Evaluation, evaluate, run_benchmarks, write_evaluation
-from mmrl.rescore import rescore
+from mmrl.evaluation.evaluate import EvalSettings, Evaluation, evaluate, run_benchmarks, write_evaluation
+from mmrl.evaluation.rescore import rescore
+from mmrl.evaluation.stats import Estimate, describe, macro_estimate
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
 from mmrl.scoring import Scorer
-from mmrl.stats import Estimate, describe, macro_estimate
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
 from tests.engine_kit import Album, picture, policy

@@ -14,9 +14,9 @@ from mmrl.cli.main import app
 from mmrl.config import DataSource, load_config
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, RegistryError
+from mmrl.evaluation.rescore import rescore, summary_rows, write_rescored
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.registry import task_from_spec
-from mmrl.rescore import rescore, summary_rows, write_rescored
 from mmrl.runlog import rollout_rows
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.trainer import Trainer

@@ -17,7 +17,7 @@ import torch
 
 from mmrl.config import RunConfig, load_config
 from mmrl.errors import ConfigError, MediaError, MMRLError
-from mmrl.evaluate import EvalSettings, Evaluation, evaluate
+from mmrl.evaluation.evaluate import EvalSettings, Evaluation, evaluate
 from mmrl.policy.policy import Policy
 from mmrl.prefetch import Ahead, Media, Prefetcher, media_of
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
@@ -262,7 +262,7 @@ def answers(policy: Policy, samples: list[Sample], pool: Prefetcher | None, view
 @pytest.mark.slow
 def test_an_evaluation_with_workers_is_the_same_bit_for_bit(
         pool_and_policy: tuple[Prefetcher, Policy, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmrl.evaluate._CHUNK", 3)
+    monkeypatch.setattr("mmrl.evaluation.evaluate._CHUNK", 3)
     samples = mixed_samples(tmp_path)
     alone = answers(cached_policy(tmp_path / "alone"), samples, None, ("shuffle", "mask"))
     pool, policy, _ = pool_and_policy

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import DataError
-from mmrl.stats import bootstrap_mean, describe, paired_gain, wilson
+from mmrl.evaluation.stats import bootstrap_mean, describe, paired_gain, wilson
 
 # R. G. Newcombe, Statistics in Medicine 17 (1998) 857-872, table I, score method without continuity correction
 WILSON = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]
@@ -125,5 +125,5 @@ def test_misuse_is_explained(call: object, words: str) -> None:
 
 
 def test_importing_needs_neither_numpy_nor_scipy() -> None:
-    code = "import sys, mmrl.stats; sys.exit(bool({'numpy', 'scipy'} & set(sys.modules)))"
+    code = "import sys, mmrl.evaluation.stats; sys.exit(bool({'numpy', 'scipy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

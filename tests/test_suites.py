@@ -17,8 +17,8 @@ from typer.testing import CliRunner, Result
 from mmrl.cli.main import app
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError, DataError
+from mmrl.evaluation.suites import Suite, SuiteSettings, check_files, configure, load_suites, markdown, source_of, suite_row
 from mmrl.registry import BUILT_IN, task_from_spec
-from mmrl.suites import Suite, SuiteSettings, check_files, configure, load_suites, markdown, source_of, suite_row
 from mmrl.types import Sample, Score
 from tasks.grounding import Grounding
 from tasks.scenes import make_scenes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mmrl.config import RunConfig
-from mmrl.suites import Suite, configure, load_suites, video_words
+from mmrl.evaluation.suites import Suite, configure, load_suites, video_words
 from tests.engine_kit import read_jsonl, tiny_folder
 from tests.test_suites import SHIPPED, run, suite, written
 

@@ -68,7 +68,7 @@ def _unknown(rest: Sequence[str], book: Any, actor: str) -> ConfigError:
 
 
 def _text_names(suites: Path | None) -> list[str]:
-    from mmrl.suites import load_suites
+    from mmrl.evaluation.suites import load_suites
 
     try:
         book = load_suites(suites)

@@ -20,10 +20,10 @@ from mmrl.trust import checkpoint_settings, no_new_code
 
 if TYPE_CHECKING:
     from mmrl.data import LoadedSource
-    from mmrl.evaluate import Evaluation
+    from mmrl.evaluation.evaluate import Evaluation
+    from mmrl.evaluation.suites import Suite, SuiteRow
     from mmrl.policy.policy import Policy
     from mmrl.prefetch import Ahead
-    from mmrl.suites import Suite, SuiteRow
 
 __all__ = ["choose", "eval_command", "list_suites", "print_skipped", "settings_of", "suites_command"]
 
@@ -96,7 +96,7 @@ def _evaluate(policy: Policy, config: RunConfig, sources: Sequence[LoadedSource]
               protocol: Mapping[str, Any]) -> Evaluation:
     """Evaluate, run the official scorers, and write results, predictions, submissions and rejected rows."""
     from mmrl.data import write_rejected
-    from mmrl.evaluate import EvalSettings, evaluate, protocol_of, run_benchmarks, write_evaluation
+    from mmrl.evaluation.evaluate import EvalSettings, evaluate, protocol_of, run_benchmarks, write_evaluation
     from mmrl.rollout import PrefillOnceEngine
     from mmrl.schedule import sampling_settings
     from mmrl.scoring import Scorer
@@ -126,10 +126,10 @@ def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None,
                           "and --data, which ask for answers in text (mmrl eval --list-suites prints the suites)")
     base = settings_of(checkpoint, config, overrides, trust_code)
     from mmrl.data import load_sources
+    from mmrl.evaluation.suites import read_at
     from mmrl.policy.loading import load_policy
     from mmrl.prefetch import prefetching
     from mmrl.registry import resolve_task
-    from mmrl.suites import read_at
 
     resolve_task(task)  # the user's own word, before the checkpoint has one
     params = _taught(base, task)
@@ -204,7 +204,7 @@ def _print_benchmark(console: Console, found: Mapping[str, Mapping[str, Any]]) -
 
 def list_suites(suites: Path | None) -> None:
     """Print every suite with its task, headline metric, split and whether its protocol is the official one."""
-    from mmrl.suites import load_suites
+    from mmrl.evaluation.suites import load_suites
 
     _, suites_of_text = robot_book(suites)
     list_robot_suites(suites)
@@ -232,7 +232,7 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
     Writes OUT/SUITE/ for each, and OUT/suites.json and OUT/suites.md over all, renewed after each suite. Exits with
     status 1 when a suite has no number or an official scorer failed.
     """
-    from mmrl.suites import check_files, configure, load_suites, source_of
+    from mmrl.evaluation.suites import check_files, configure, load_suites, source_of
 
     if (acting := acting_suites(checkpoint, wanted, suites)) is not None:
         robot_suites_command(checkpoint, acting, suites, _folder(checkpoint, out), config, overrides, samples=samples, limit=limit,
@@ -297,7 +297,7 @@ def _workers(stack: ExitStack, policy: Policy, base: RunConfig, settings: Mappin
 
 def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sources: Sequence[LoadedSource], samples: int,
                limit: int | None, folder: Path, answers: str | None) -> SuiteRow:
-    from mmrl.suites import suite_row, video_words
+    from mmrl.evaluation.suites import suite_row, video_words
 
     protocol = {"suite": {"name": name, **suite.model_dump(include={"split", "metric", "official", "settings", "notes"})},
                 "answers": getattr(sources[0].task, "answers", answers or suite.answers),
@@ -311,8 +311,8 @@ def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sourc
 
 
 def _write_suites(rows: Sequence[SuiteRow], suites: Mapping[str, Suite], checkpoint: str, folder: Path) -> None:
+    from mmrl.evaluation.suites import markdown
     from mmrl.runlog import write_json
-    from mmrl.suites import markdown
     from mmrl.versions import versions
 
     write_json(folder / "suites.json", {"checkpoint": checkpoint, "suites": [row.as_dict() for row in rows],

@@ -15,7 +15,7 @@ from mmrl.config import load_config, parse_overrides
 
 if TYPE_CHECKING:
     from mmrl.conformance import Conformance
-    from mmrl.rescore import Rescored
+    from mmrl.evaluation.rescore import Rescored
 
 __all__ = ["check_all_command", "check_command", "list_command", "score_command"]
 
@@ -124,7 +124,7 @@ def _print_check(result: Conformance, console: Console, out: Path) -> None:
 
 def score_command(file: Path, task: str | None, param: list[str], out: Path | None, trust_code: bool = False) -> None:
     """Score a log again, print old and new means per source, and write the new rows to `out` when it is given."""
-    from mmrl.rescore import rescore, write_rescored
+    from mmrl.evaluation.rescore import rescore, write_rescored
 
     result = rescore(file, task, parse_overrides(param), trust_code=trust_code)
     _print_scores(result, Console(width=_WIDTH, highlight=False), file)
@@ -134,7 +134,7 @@ def score_command(file: Path, task: str | None, param: list[str], out: Path | No
 
 
 def _print_scores(result: Rescored, console: Console, file: Path) -> None:
-    from mmrl.rescore import summary_rows
+    from mmrl.evaluation.rescore import summary_rows
 
     console.print(f"{escape(str(file))}: {len(result.rows)} completions")
     table = Table()

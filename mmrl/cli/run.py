@@ -5,7 +5,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,40 +64,57 @@ def train_command(config: Path, overrides: list[str], *, resume: bool | Literal[
                   preset: str | None = None) -> Path:
     """Run the trainer with a display; returns the run's folder."""
     settings = run_config(config, overrides, preset)
-    quieten(settings)
-    from mmrl.report import build_report
+    with _saying_how_to_go_on(settings):
+        run_training(settings, resume=resume, overwrite=overwrite, quiet=quiet)
+    return Path(settings.dir) / settings.name
 
-    display = Display(settings.train.steps, quiet)
-    told = _Teller(settings, display)
+
+def run_training(settings: RunConfig, *, resume: bool | Literal["auto"], overwrite: bool, quiet: bool,
+                 on_event: Callable[[str, Any], None] | None = None, silent: bool = False) -> dict[str, Any]:
+    """Train with a display, then write the report; returns the last step's row. `quiet`: only warnings, errors and the
+    results at the end; `silent`: nothing. `on_event` is told what the trainer tells."""
+    quieten(settings)
+    display = Display(settings.train.steps, quiet or silent)
+    told = _Teller(settings, display, on_event)
     trainer: Any = None
     try:
-        with _saying_how_to_go_on(settings), display:
+        with display:
             trainer = trainer_class(settings)(settings, resume=resume, overwrite=overwrite, on_event=told)
-            trainer.fit()
-    except (MMRLError, SystemExit):
+            row: dict[str, Any] = trainer.fit()
+    except (MMRLError, KeyboardInterrupt):
         if told.steps and trainer is not None and trainer.world.is_main:
-            with optional("the report"):
-                typer.echo(f"report: {build_report(trainer.folder.path)}")
+            _report(trainer.folder.path, silent)
         raise
     if trainer.world.is_main:
-        results_table(trainer.folder.path)
-        with optional("the report"):
-            typer.echo(f"report: {build_report(trainer.folder.path)}")
+        if not silent:
+            results_table(trainer.folder.path)
+        _report(trainer.folder.path, silent)
     trainer.world.close()
-    return trainer.folder.path
+    return row
+
+
+def _report(folder: Path, silent: bool) -> None:
+    from mmrl.report import build_report
+
+    with optional("the report"):
+        page = build_report(folder)
+        if not silent:
+            typer.echo(f"report: {page}")
 
 
 class _Teller:
-    """Says what a trainer tells of (Trainer.on_event)."""
+    """Says what a trainer tells of (Trainer.on_event), and tells `on_event`, too."""
 
-    def __init__(self, settings: RunConfig, display: Display) -> None:
-        self.settings, self.display, self.watched = settings, display, ""
+    def __init__(self, settings: RunConfig, display: Display, on_event: Callable[[str, Any], None] | None = None) -> None:
+        self.settings, self.display, self.watched, self.on_event = settings, display, "", on_event
         self.steps = self.steps_trained = 0
         self.alarms: dict[str, int] = {}
 
     def __call__(self, kind: str, payload: Any) -> None:
         if hear := getattr(self, f"_{kind}", None):
             hear(payload)
+        if self.on_event is not None:
+            self.on_event(kind, payload)
 
     def _checked(self, payload: Any) -> None:
         from mmrl.memory import announce_memory

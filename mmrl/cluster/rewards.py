@@ -17,7 +17,7 @@ from typing import Any
 
 from mmrl.cluster.group import ActorGroup
 from mmrl.cluster.session import Cluster
-from mmrl.registry import task_from_spec
+from mmrl.registry import adopt, carried, task_from_spec
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.task import Task
 from mmrl.types import Score
@@ -28,7 +28,9 @@ __all__ = ["RayScorer", "RewardHost"]
 class RewardHost:
     """The Ray actor: a Scorer with one process. `part_names` by task, for scores of rewards that failed."""
 
-    def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]], part_names: Sequence[Sequence[str]], timeout_s: float) -> None:
+    def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]], part_names: Sequence[Sequence[str]], timeout_s: float,
+                 tasks_there: bytes = b"") -> None:
+        adopt(tasks_there)
         vars(sys.modules["__main__"]).pop("__file__", None)  # else every reward process imports Ray's own main module first
         for spec, params in specs:  # pickle must know what scores of a file.py:Task may hold
             with contextlib.suppress(Exception):  # a task that cannot be made says so in the worker
@@ -52,7 +54,7 @@ class RayScorer(Scorer):
                  timeout_s: float = 10.0) -> None:
         super().__init__(specs, tasks, workers=0, timeout_s=timeout_s)
         names = [tuple(task.part_names) for task in tasks]
-        self.group = ActorGroup(cluster, "rewards", workers, RewardHost, list(specs), names, timeout_s)
+        self.group = ActorGroup(cluster, "rewards", workers, RewardHost, list(specs), names, timeout_s, carried())
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         """See Scorer.score."""

@@ -37,7 +37,7 @@ from mmrl.config.data import (
 )
 from mmrl.config.engine import DeepSpeedConfig, EngineConfig, OperationsConfig, RayConfig, VLLMConfig
 from mmrl.config.model import LoraSettings, ModelConfig, RolloutConfig
-from mmrl.config.read import load_config_as, merge, parse_overrides
+from mmrl.config.read import config_from, load_config_as, merge, parse_overrides
 from mmrl.config.run import RunConfig, effective_threads
 from mmrl.config.section import Section
 from mmrl.config.training import AlarmConfig, EvalConfig, OptimConfig, RewardConfig, ScheduleConfig, TrainConfig
@@ -47,7 +47,7 @@ __all__ = [
     "DataSource", "DeepSpeedConfig", "EMAConfig", "EngineConfig", "EntropyConfig", "EvalConfig", "FilterConfig", "ImageConfig",
     "KLConfig", "LoraSettings", "ModelConfig", "OfflineConfig", "OperationsConfig", "OptimConfig", "PassRateConfig", "RayConfig",
     "RewardConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "SelectionConfig", "TrainConfig", "VLLMConfig",
-    "VideoConfig", "effective_threads", "load_config", "load_config_as", "merge", "parse_overrides",
+    "VideoConfig", "config_from", "effective_threads", "load_config", "load_config_as", "merge", "parse_overrides",
 ]
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from mmrl.errors import ConfigError, did_you_mean
 
-__all__ = ["load_config_as", "merge", "parse_overrides"]
+__all__ = ["config_from", "load_config_as", "merge", "parse_overrides"]
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -132,8 +132,12 @@ def load_config_as(kind: type[C], path: str | Path | None = None, overrides: lis
     the overrides go over it. Raises ConfigError listing every problem."""
     tree: Any = {} if path is None else _read_yaml(Path(path))
     tree = merge(tree if keep is None else keep(tree), parse_overrides(overrides or []))
+    return config_from(kind, tree, str(path or "configuration") + (" with the overrides" if path is not None and overrides else ""))
+
+
+def config_from(kind: type[C], tree: Any, origin: str = "configuration") -> C:
+    """The configuration that a nested mapping says. Raises ConfigError listing every problem of `origin`."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        origin = str(path or "configuration") + (" with the overrides" if path is not None and overrides else "")
         raise ConfigError(_explain(error, origin, kind)) from error

@@ -63,7 +63,7 @@ class EvalConfig(_Section):
     """What picks checkpoints/best: greedy/NAME or sampled/NAME. null: the headline of the task of data.eval (macro, the mean
     over sources, where there are several), sampled unless samples is 0."""
     views: list[Literal["shuffle", "mirror", "mask", "question_only"]] = []
-    """Ask each sample again without its order, sides, pixels or media: how much are the media used (mmrl/eval_views.py)."""
+    """Ask each sample again without its order, sides, pixels or media: how much are the media used (mmrl/evaluation/views.py)."""
 
     @model_validator(mode="after")
     def _selectable(self) -> EvalConfig:

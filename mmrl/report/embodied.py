@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from mmrl.evaluation.stats import Estimate
 from mmrl.report.charts import Line, line_chart, smoothing_note, track
 from mmrl.report.clips import episodes
 from mmrl.report.curves import MODES, Curve, draw_curves, other_metrics
@@ -23,7 +24,6 @@ from mmrl.report.sections import alarms, configuration
 from mmrl.report.sources import verdict_of
 from mmrl.report.text import cut_text, esc, metric_name, plural, short
 from mmrl.report.verdict import Outcome, mode_label
-from mmrl.stats import Estimate
 
 __all__ = ["embodied_outcome", "embodied_sections", "embodied_verdict", "is_embodied", "rate", "stand_in"]
 

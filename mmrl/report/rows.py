@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from mmrl.evaluation.stats import Estimate, macro_estimate, paired_gain
 from mmrl.report.load import EvalStep, number
 from mmrl.report.text import plural
-from mmrl.stats import Estimate, macro_estimate, paired_gain
 
 __all__ = ["boxes_of", "gains", "headline_of", "is_right", "labels_of", "metric_of", "part_gains", "points_of", "score_of",
            "seconds", "spans_of", "spans_text", "task_of", "text_of", "track_of", "unit_of"]

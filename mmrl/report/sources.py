@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mmrl.evaluation.stats import Estimate
 from mmrl.report.load import EvalStep, Run
 from mmrl.report.rows import part_gains, task_of, unit_of
 from mmrl.report.text import esc, interval, metric_name, short
 from mmrl.report.verdict import Outcome, mode_label
-from mmrl.stats import Estimate
 
 __all__ = ["source_tables", "verdict_of"]
 

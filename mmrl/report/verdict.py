@@ -5,12 +5,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mmrl.evaluation.stats import Estimate
 from mmrl.report.charts import track
 from mmrl.report.curves import MODES, metric_names
 from mmrl.report.load import EvalStep, Run
 from mmrl.report.rows import gains, part_gains, unit_of
 from mmrl.report.text import esc, interval, metric_name, short
-from mmrl.stats import Estimate
 
 __all__ = ["Outcome", "header", "mode_label", "outcome", "tiles", "verdict"]
 

@@ -20,9 +20,9 @@ from mmrl.cli.evaluation import _taught
 from mmrl.cli.main import app
 from mmrl.config import DataSource, RunConfig, load_config
 from mmrl.errors import ConfigError, MMRLError, RegistryError
+from mmrl.evaluation.rescore import rescore
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.registry import BUILT_IN, task_from_spec
-from mmrl.rescore import rescore
 from mmrl.trust import checkpoint_settings, no_new_code, params_found
 from robotics.suite_runs import base_settings
 from tasks.readers import READERS, reader_of

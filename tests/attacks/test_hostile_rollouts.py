@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mmrl.cli.main import app
 from mmrl.errors import ConfigError
-from mmrl.rescore import rescore, summary_rows, write_rescored
+from mmrl.evaluation.rescore import rescore, summary_rows, write_rescored
 
 GOOD: dict[str, Any] = {
     "task_spec": "counting", "task_params": {}, "text": "<answer>3</answer>", "mode": "greedy", "frame": "abs_orig", "stop": "eos",

@@ -1,6 +1,6 @@
 """A realistic run folder made from nothing: drawn pictures, boxes that tighten over training, plausible curves.
 
-IoUs are computed from the boxes and intervals by mmrl.stats, so the folder agrees with itself like a trainer's.
+IoUs are computed from the boxes and intervals by mmrl.evaluation.stats, so the folder agrees with itself like a trainer's.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from mmrl.stats import describe
+from mmrl.evaluation.stats import describe
 
 Box = tuple[float, float, float, float]
 SIZES = ((640, 480), (480, 640), (112, 112), (960, 540), (500, 500))

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from mmrl.stats import describe
+from mmrl.evaluation.stats import describe
 
 Row = dict[str, Any]
 COLORS = {"red": (206, 62, 50), "blue": (52, 98, 190), "green": (60, 150, 80), "yellow": (232, 190, 60)}

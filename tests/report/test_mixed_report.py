@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from mmrl.evaluation.stats import Estimate
 from mmrl.report import build_comparison, build_report
 from mmrl.report.load import load_run
 from mmrl.report.rows import gains, part_gains, points_of, unit_of
 from mmrl.report.sources import verdict_of
 from mmrl.report.verdict import outcome
-from mmrl.stats import Estimate
 from tests.fast_kit import first_fast
 from tests.report.mixed_run import HEADLINES, SOURCES
 

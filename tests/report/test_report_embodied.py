@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmrl.evaluation.stats import describe
 from mmrl.report import build_comparison, build_report
 from mmrl.report import clips as clips_module
 from mmrl.report.embodied import rate
-from mmrl.stats import describe
 from robotics.evaluate import write_video
 
 TASKS = ("push", "reach")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.coords import CoordFrame
+from mmrl.evaluation.stats import describe
 from mmrl.registry import task_from_spec
-from mmrl.stats import describe
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, VideoSize
 from tasks.clips import make_clips

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mmrl.cli.main import app
 from mmrl.errors import DataError
-from mmrl.suites import check_files, load_suites
+from mmrl.evaluation.suites import check_files, load_suites
 from tests.engine_kit import tiny_folder
 from tests.tasks.video_sets_kit import COMMITTED
 

@@ -1,4 +1,4 @@
-"""Official numbers of an evaluation, by the tasks' official scorers, with their submission files. Part of mmrl.evaluate."""
+"""Official numbers of an evaluation, by the tasks' official scorers, with their submission files."""
 from __future__ import annotations
 
 import itertools
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.data import LoadedSource
-from mmrl.eval_tables import Group
+from mmrl.evaluation.tables import Group
 from mmrl.task import Task
 from mmrl.types import Sample, Score
 
 if TYPE_CHECKING:
-    from mmrl.evaluate import Evaluation
+    from mmrl.evaluation.evaluate import Evaluation
 
 __all__ = ["run_benchmarks"]
 

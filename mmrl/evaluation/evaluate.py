@@ -7,7 +7,7 @@ tasks that measure it, where a failure counts as 0, also the sample whose pictur
 (`Task.in_group`) judge the k sampled completions of a prompt as one group, as in training, and the greedy one by itself.
 `macro` is the mean over sources of each source's headline metric. Intervals: cluster bootstrap over samples at 95 % (k
 completions of one sample are not independent). Settings.views asks again without the video's order, sides or pixels, or
-without the video (mmrl.eval_views). With data.workers, media of the next samples are decoded while these are answered.
+without the video (mmrl.evaluation.views). With data.workers, media of the next samples are decoded while these are answered.
 """
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from mmrl.config import RunConfig
 from mmrl.data import LoadedSource, stop_at_broken_media
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
-from mmrl.eval_official import run_benchmarks
-from mmrl.eval_tables import ALWAYS, Group, group_of, measured_metrics, summarize, value_of
-from mmrl.eval_views import MODE, view_gaps
+from mmrl.evaluation.official import run_benchmarks
+from mmrl.evaluation.tables import ALWAYS, Group, group_of, measured_metrics, summarize, value_of
+from mmrl.evaluation.views import MODE, view_gaps
 from mmrl.files import json_line, write_text
 from mmrl.group_rewards import score_origin
 from mmrl.policy.encode import Prompt

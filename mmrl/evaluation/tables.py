@@ -1,4 +1,4 @@
-"""The tables of an evaluation: means with intervals per metric, source and task. Part of mmrl.evaluate.
+"""The tables of an evaluation: means with intervals per metric, source and task. Part of mmrl.evaluation.evaluate.
 
 A row is a line of predictions.jsonl with `_order` (number of its data source, place of its sample), `_score` and `_sample`.
 """
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmrl.data import LoadedSource
-from mmrl.stats import Estimate, describe, macro_estimate
+from mmrl.evaluation.stats import Estimate, describe, macro_estimate
 
 __all__ = ["ALWAYS", "Group", "group_of", "measured_metrics", "parts_of", "summarize", "value_of"]
 

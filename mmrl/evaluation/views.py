@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmrl.eval_tables import value_of
-from mmrl.stats import describe, paired_gain
+from mmrl.evaluation.stats import describe, paired_gain
+from mmrl.evaluation.tables import value_of
 
 __all__ = ["MODE", "view_gaps"]
 

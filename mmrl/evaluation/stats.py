@@ -1,6 +1,6 @@
 """Means with confidence intervals: Wilson for counts, cluster bootstrap for scores, paired gains before and after.
 
-    python -c "from mmrl.stats import wilson; print(wilson(45, 50))"
+    python -c "from mmrl.evaluation.stats import wilson; print(wilson(45, 50))"
 
 k completions of one picture are not independent: a bootstrap over completions would promise an interval about sqrt(k)
 times too narrow, so pictures are resampled, each with all of its completions. scipy is imported only when needed.

@@ -1,0 +1,235 @@
+"""mmrl from Python: a script or a notebook gives a model, a reward and data, and trains.
+
+    import mmrl
+
+    @mmrl.reward
+    def brief(completion: str, sample: mmrl.Sample) -> float:
+        return float(completion.strip() == sample.answer) / max(1, len(completion.split()))
+
+    trainer = mmrl.Trainer(model="Qwen/Qwen2.5-VL-3B-Instruct", reward=brief, train_data=[
+        {"image": "cup.png", "question": "What colour is the cup?", "answer": "red"}, ...], config={"train.steps": 100})
+    trainer.fit()
+    print(mmrl.evaluate(trainer.checkpoint, reward=brief, data="held_out.jsonl").results["greedy"]["reward"])
+
+Everything a recipe can do can be done here: `config` takes the same keys, and a run leaves the same folder. Rows in memory are
+written beside the runs, named by their content, so that a run can be resumed, checked and reported like any other. No main guard is
+needed: worker processes get the reward by value and never import the script.
+"""
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+from mmrl.config import DataSource, RunConfig, config_from, merge
+from mmrl.errors import ConfigError
+from mmrl.evaluation.evaluate import EvalSettings, Evaluation, protocol_of, run_benchmarks, write_evaluation
+from mmrl.memory_rows import Rows, stored
+from mmrl.registry import offer, resolve_task
+from mmrl.task import Task
+
+__all__ = ["Trainer", "evaluate", "reward"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SETTINGS = "_mmrl_reward"
+
+
+@overload
+def reward(function: F) -> F: ...
+@overload
+def reward(*, low: float = 0.0, high: float = 1.0, metrics: Iterable[str] = ()) -> Callable[[F], F]: ...
+def reward(function: Any = None, *, low: float = 0.0, high: float = 1.0, metrics: Iterable[str] = ()) -> Any:
+    """Mark a function (completion, sample) -> reward as one; a third parameter gets the mmrl.RewardContext.
+
+    It returns a number in [low, high], a mapping {"reward": number, further metrics ...}, a mmrl.Score, or None for a completion
+    that cannot be judged, which counts as 0 and is recorded. One that raises or hangs costs its completion a recorded 0.
+
+    Args:
+        low, high: range of the reward; a value outside is a recorded failure.
+        metrics: keys of the mapping that evaluations average.
+    """
+    def mark(wrapped: F) -> F:
+        _task_of(wrapped, {"low": low, "high": high, "metrics": tuple(metrics)})  # said where it is written, not when it trains
+        setattr(wrapped, _SETTINGS, {"low": low, "high": high, "metrics": tuple(metrics)})
+        return wrapped
+
+    return mark if function is None else mark(function)
+
+
+class Trainer:
+    """One training run. `fit()` trains; `folder`, `checkpoint` and `report()` are what it leaves.
+
+    Args:
+        model: folder or hub name of the model; default: config's model.path.
+        task: what is asked and how answers are judged: a name (`mmrl tasks list`), a mmrl.Task class, or an instance of one.
+        reward: instead of a task, a function (see mmrl.reward).
+        train_data, eval_data: a path (or hf://owner/name), or rows: mappings with the keys of mmrl's own JSON Lines (question,
+            answer, image or images or video; pictures may be PIL images; other keys go into params), mmrl.Sample, or a
+            datasets.Dataset. Default: those of config.
+        config: keys of a run (docs/config.md): a YAML file, a RunConfig, or a mapping of dotted keys {"train.steps": 50}.
+        overrides: further dotted keys, over a file or a RunConfig.
+        params: parameters of the task.
+        callbacks: functions (kind, payload) told 'start', 'step' (the row of metrics), 'eval', 'alarm', 'checkpoint' and 'end'.
+        resume: continue the run of this folder; 'auto': if there is one.
+        overwrite: replace the run of this folder.
+        quiet: print nothing.
+
+    Raises ConfigError and DataError before a model is loaded, with what to change.
+    """
+
+    def __init__(self, model: str | Path | None = None, *, task: str | type[Task] | Task | None = None,
+                 reward: Callable[..., Any] | None = None, train_data: Rows | None = None, eval_data: Rows | None = None,
+                 config: str | Path | RunConfig | Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None,
+                 params: Mapping[str, Any] | None = None, callbacks: Sequence[Callable[[str, Any], Any]] = (),
+                 resume: bool | Literal["auto"] = False, overwrite: bool = False, quiet: bool = False) -> None:
+        self.config = _configured(model, config, overrides)
+        _add_data(self.config, _named(task, reward, params), train_data, eval_data)
+        self.callbacks = list(callbacks)
+        self._options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "quiet": quiet, "silent": quiet}
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.config.dir) / self.config.name
+
+    @property
+    def checkpoint(self) -> Path:
+        """The best checkpoint by eval.best_metric; the last one where there was no evaluation."""
+        best = self.folder / "checkpoints" / "best"
+        return best if best.exists() else max((self.folder / "checkpoints").glob("step_*"), default=best)
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end and return the last step's row of metrics. Raises mmrl.errors.MMRLError with what to do."""
+        from mmrl.cli.run import run_training  # prints as `mmrl train` does
+
+        return run_training(self.config, on_event=self._tell, **self._options)
+
+    def report(self) -> Path:
+        """Write RUN/report.html (curves, pictures, timelines) and return its path."""
+        from mmrl.report import build_report
+
+        return build_report(self.folder)
+
+    def _tell(self, kind: str, payload: Any) -> None:
+        for callback in self.callbacks:
+            callback(kind, payload)
+
+
+def evaluate(model: str | Path, *, data: Rows, task: str | type[Task] | Task | None = None,
+             reward: Callable[..., Any] | None = None, samples: int = 0, limit: int | None = None,
+             config: str | Path | RunConfig | Mapping[str, Any] | None = None, params: Mapping[str, Any] | None = None,
+             out: str | Path | None = None) -> Evaluation:
+    """Answer and judge held-out data; `.results` holds means with 95 % intervals, `.predictions` every completion.
+
+    Without `config` a checkpoint is evaluated with the settings that its run had (length limit, temperature, pixels).
+
+    Args:
+        model: checkpoint of a run, or folder or hub name of a model.
+        data: as Trainer's eval_data.
+        task, reward, params, config: as Trainer's.
+        samples: sampled completions per prompt (avg@k) beside the greedy one.
+        limit: the first so many rows.
+        out: folder for results.json, predictions.jsonl and submissions; default: nothing is written.
+    """
+    from mmrl.data import load_sources, write_rejected
+    from mmrl.policy.loading import load_policy
+    from mmrl.rollout import PrefillOnceEngine
+    from mmrl.schedule import sampling_settings
+    from mmrl.scoring import Scorer
+
+    settings = _configured(model, config, None) if config is not None else _of_checkpoint(model)
+    name, known = _named(task, reward, params)
+    if name is None:
+        raise ConfigError("expected a task or a reward to judge answers by, found neither")
+    source = DataSource(task=name, path=str(stored(data, Path(settings.dir))), params=known, limit=limit)
+    sources = load_sources([source], on_error=settings.data.on_error, orientation=settings.data.image.orientation, where="data")
+    policy = load_policy(settings.model, settings.data, trainable=False)
+    asked = EvalSettings(sampling_settings(settings), samples, settings.seed, None, on_error=settings.data.on_error,
+                         protocol=protocol_of(settings), views=tuple(settings.eval.views))
+    with Scorer([(name, dict(known))], [s.task for s in sources], workers=settings.reward.workers,
+                timeout_s=settings.reward.timeout_s) as scorer:
+        from mmrl.evaluation.evaluate import evaluate as answer
+
+        found = answer(policy, PrefillOnceEngine(policy), scorer, sources, asked)
+    if out is not None:
+        run_benchmarks(found, sources, Path(out) / "submissions")
+        write_evaluation(found, Path(out))
+        write_rejected(sources, Path(out) / "rejected.jsonl")
+    return found
+
+
+def _configured(model: str | Path | None, config: Any, overrides: Mapping[str, Any] | None) -> RunConfig:
+    """A configuration of our own, to be changed at will; that of a robot run where it is one. Raises ConfigError."""
+    if isinstance(config, (str, Path)):
+        from mmrl.cli.run import run_config
+
+        config = run_config(Path(config), [])
+    kind, base = (type(config), config.model_dump()) if isinstance(config, RunConfig) else (RunConfig, {})
+    given = config if isinstance(config, Mapping) else {}
+    tree = _tree({**given, **(overrides or {}), **({} if model is None else {"model.path": str(model)})})
+    if kind is RunConfig and "env" in tree:
+        kind = importlib.import_module("robotics.config").EmbodiedConfig
+    return config_from(kind, merge(base, tree))
+
+
+def _of_checkpoint(model: str | Path) -> RunConfig:
+    """The settings that a checkpoint brings, as `mmrl eval` takes them; the defaults for a model that is none."""
+    from mmrl.manifest import check_loadable
+    from mmrl.trust import checkpoint_settings
+
+    check_loadable(str(model), lambda words: None)
+    return checkpoint_settings(RunConfig, str(model), [], None, trust_code=False, say=lambda words: None)
+
+
+def _tree(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """{"train.steps": 5, "optim": {"lr": 1e-5}} -> nested. Raises ConfigError where one key goes below another's value."""
+    tree: dict[str, Any] = {}
+    for name, value in dotted.items():
+        node = tree
+        *parents, leaf = name.split(".")
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"the key '{name}' goes below '{part}', which another key sets to a value")
+        node[leaf] = {**node[leaf], **value} if isinstance(node.get(leaf), dict) and isinstance(value, Mapping) else value
+    return tree
+
+
+def _named(task: Any, function: Callable[..., Any] | None, params: Mapping[str, Any] | None) -> tuple[str | None, dict[str, Any]]:
+    """(name of the task in a configuration, its parameters). Raises ConfigError."""
+    if task is not None and function is not None:
+        raise ConfigError("expected a task or a reward, found both; a task has its own reward")
+    if function is not None:
+        cls = _task_of(function, getattr(function, _SETTINGS, {}))
+        return offer(cls, cls.name), dict(params or {})
+    if task is None or isinstance(task, str):
+        if task is not None:
+            resolve_task(task)
+        return task, dict(params or {})
+    cls, known = (task, {}) if isinstance(task, type) else (type(task), getattr(task, "params", {}))
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise ConfigError(f"expected a task's name, a mmrl.Task class or an instance of one, found {task!r}")
+    return offer(cls, cls.name or cls.__name__), {**known, **(params or {})}
+
+
+def _task_of(function: Callable[..., Any], settings: Mapping[str, Any]) -> type[Task]:
+    made: type[Task] = importlib.import_module("tasks.function").function_task(function, **settings)
+    return made
+
+
+def _add_data(config: RunConfig, named: tuple[str | None, dict[str, Any]], train: Rows | None, held_out: Rows | None) -> None:
+    """Put the data that were given into the configuration. Raises ConfigError and DataError."""
+    name, params = named
+    if name is None and (train is not None or held_out is not None):
+        raise ConfigError("expected a task or a reward for the data, found neither: give task='grounding' (`mmrl tasks list` names "
+                          "them all), a mmrl.Task, or reward=function")
+    if name is not None and train is None and not config.data.train:
+        raise ConfigError("expected train_data, found none: give rows, a path, or data.train in config")
+    for key, data in (("train", train), ("eval", held_out)):
+        if data is not None:
+            path = str(stored(data, Path(config.dir), key))
+            setattr(config.data, key, [DataSource(task=str(name), path=path, params=params)])
+        elif name is not None:
+            rest = [s.model_copy(update={"task": name, "params": {**s.params, **params}}) for s in getattr(config.data, key)]
+            setattr(config.data, key, rest)

@@ -1,0 +1,132 @@
+"""Rows that a script holds in memory, as a data file: JSON Lines of mmrl's own form, pictures beside them.
+
+    path = stored([{"image": picture, "question": "How many?", "answer": 3}], Path("runs"), "train")
+    # runs/.data/1f0c.../train.jsonl
+
+The folder is named by what the rows say and show, so that the same rows are the same file, in a resumed run as in another process.
+"""
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from mmrl.errors import DataError
+from mmrl.files import writing
+from mmrl.types import Sample
+
+__all__ = ["Rows", "stored"]
+
+Rows = str | Path | Iterable[Mapping[str, Any]] | Iterable[Sample]
+"""A path, or rows: mappings, samples, a datasets.Dataset."""
+_KEYS = ("id", "question", "answer", "image", "images", "video", "videos", "frame", "source", "params")
+
+
+def stored(data: Rows, folder: Path, name: str = "data") -> str | Path:
+    """The path of `data`: itself where it is one, else of the file NAME.jsonl that the rows are written to, below `folder`/.data.
+    `name` is also the rows' source, unless they name one.
+
+    Raises DataError naming the row for what cannot be written: no question, an answer that is not JSON, a picture of no known kind.
+    """
+    if isinstance(data, (str, Path)):
+        return data
+    if isinstance(data, Mapping):
+        raise DataError(f"expected rows or a path as data, found one mapping with the keys {', '.join(map(str, data))}; "
+                        "give a list")
+    lines, pictures = [], dict[str, bytes]()
+    for number, row in enumerate(data):
+        try:
+            lines.append(json.dumps(_row(row, number, pictures), ensure_ascii=False, allow_nan=False))
+        except (OSError, TypeError, ValueError) as error:  # OSError: bytes that are no picture
+            raise DataError(f"row {number}: expected a question, an answer and params that JSON holds, and pictures as paths, PIL "
+                            f"images, arrays or bytes, found {error}") from error
+    if not lines:
+        raise DataError("expected at least one row of data, found none")
+    text = "\n".join(lines) + "\n"
+    digest = xxhash.xxh3_128(f"{name}\n{text}".encode("utf-8", "surrogatepass"))
+    file = folder / ".data" / digest.hexdigest() / f"{name}.jsonl"
+    if not file.exists():
+        _write(file, text, pictures)
+    return file
+
+
+def _row(row: Any, number: int, pictures: dict[str, bytes]) -> dict[str, Any]:
+    """A row as mmrl's own reader takes it; its pictures in memory are put into `pictures` by file name."""
+    if isinstance(row, Sample):
+        known = dataclasses.asdict(row)
+        known["params"] = {k: v for k, v in known["params"].items() if k not in ("width", "height")}
+        row = {k: list(v) if isinstance(v, tuple) else v for k, v in known.items() if k != "task" and v not in ((), [])}
+    if not isinstance(row, Mapping):
+        raise TypeError(f"a row of type {type(row).__name__}")
+    found = {key: row[key] for key in _KEYS if key in row and row[key] is not None}
+    found.setdefault("id", str(number))
+    found["answer"] = row.get("answer")
+    extra = {str(key): value for key, value in row.items() if key not in _KEYS}
+    if extra:
+        found["params"] = {**extra, **found.get("params", {})}
+    for key in ("image", "images"):
+        if key in found:
+            several = isinstance(found[key], Sequence) and not isinstance(found[key], (str, bytes))
+            found[key] = [_picture(one, pictures) for one in found[key]] if several else _picture(found[key], pictures)
+    for key in ("video", "videos"):
+        if key in found:
+            several = not isinstance(found[key], (str, os.PathLike))
+            found[key] = [_absolute(one) for one in found[key]] if several else _absolute(found[key])
+    return found
+
+
+def _absolute(path: Any) -> str:
+    return str(Path(os.fspath(path)).expanduser().absolute())
+
+
+def _picture(picture: Any, pictures: dict[str, bytes]) -> str:
+    """The path of a picture; of one in memory the name it gets. Raises TypeError and ValueError."""
+    from PIL import Image
+
+    if isinstance(picture, (str, os.PathLike)):
+        return _absolute(picture)
+    if isinstance(picture, Mapping) and set(picture) <= {"bytes", "path"}:  # datasets' undecoded pictures
+        if picture.get("bytes") is None:
+            return _absolute(picture["path"])
+        picture = picture["bytes"]
+    if isinstance(picture, bytes):
+        with Image.open(io.BytesIO(picture)) as opened:
+            content, suffix = picture, (opened.format or "png").lower()
+    else:
+        if not isinstance(picture, Image.Image):
+            if not hasattr(picture, "__array_interface__"):
+                raise TypeError(f"a picture of type {type(picture).__name__}")
+            picture = Image.fromarray(picture)
+        buffer = io.BytesIO()
+        picture.save(buffer, format="PNG")
+        content, suffix = buffer.getvalue(), "png"
+    name = f"{xxhash.xxh3_128_hexdigest(content)}.{suffix}"
+    pictures[name] = content
+    return name
+
+
+def _write(file: Path, text: str, pictures: Mapping[str, bytes]) -> None:
+    """The whole folder or none of it, also where several processes write it at once."""
+    place = file.parent
+    with writing(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=place.parent))
+        try:
+            for name, content in pictures.items():
+                (partial / name).write_bytes(content)
+            (partial / file.name).write_text(text, encoding="utf-8", errors="surrogatepass")
+            try:
+                os.rename(partial, place)
+            except OSError:
+                if not file.exists():
+                    raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
