@@ -25,6 +25,7 @@ from mmrl.task import Template
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason
 from rewards.format import check_answer_format, wrap_answer
 from rewards.format_rules import PAYS_UNREAD, make_format_rule
+from rewards.official import EXTRACTORS, check_extractor
 from rewards.parsing import Extraction, extract_answer
 from rewards.reading import check_level
 from rewards.router import Part, PartFactory, Rubric
@@ -48,7 +49,7 @@ ENVELOPES = {
 """How each answer_format is asked for, behind the task's own `ask`."""
 
 _COMMON: Mapping[str, Any] = {
-    "preset": None, "prompt": None, "answer_format": "answer", "answers": "strict", "mode": None, "accuracy": {},
+    "preset": None, "prompt": None, "answer_format": "answer", "answers": "strict", "extractor": None, "mode": None, "accuracy": {},
     "weights": {"accuracy": 0.9, "format": 0.1}, "normalise": True, "parts": {}, "per_source": {}, "reader": {},
     "format_rule": "envelope", "frame": None,
 }
@@ -147,6 +148,7 @@ class AnswerTask(ReadingTask):
                    paper's rule, see rewards.format_rules; most of these pay a right envelope around an unreadable answer, too
     frame          the frame of the answers' coordinates, for example rel1000; null (default): that of the model's family
     answers        how freely an answer's spelling is read: 'strict' (default), 'native' or 'official', see rewards.reading
+    extractor      the benchmark whose own extractor reads at 'official', see rewards.official.EXTRACTORS; suites name theirs
     mode           accuracy mode; `accuracy: {...}` holds the mode's parameters
     weights        {accuracy: 0.9, format: 0.1}, normalised to sum 1 unless `normalise: false` (papers that add parts up)
     parts          settings of further parts named in weights, see rewards.lengths.PARTS (repetition, cosine_length ...)
@@ -172,6 +174,10 @@ class AnswerTask(ReadingTask):
         if settings["format_rule"] in PAYS_UNREAD:
             self._form = make_format_rule(settings["format_rule"], self.answer_format, name)
         self.answers = check_level(settings["answers"])
+        self.extractor = None if settings["extractor"] is None else check_extractor(settings["extractor"], name)
+        if self.answers == "official" and self.extractor is None:
+            raise ConfigError(f"expected {name}.extractor beside answers: official, the benchmark's own, found none; name one of "
+                              f"{', '.join(EXTRACTORS)}, or set answers: native")
         self.prompt: str = settings["prompt"] if settings["prompt"] is not None else (
             f"{self.ask} {ENVELOPES[self.answer_format]}".replace("{shape}", self.shape))
         if not isinstance(self.prompt, str) or "{question}" not in self.prompt:
@@ -299,7 +305,7 @@ class AnswerTask(ReadingTask):
         ctx = self._in_frame(ctx)
         try:
             answer, value = self.read(sample, text, ctx)
-            metrics = dict(self.measure(value, sample, ctx))
+            metrics = self.verdict(answer, sample, ctx, dict(self.measure(value, sample, ctx)))
             correct = self.is_correct(value, sample, ctx, metrics)
             detail = self.describe(value, sample, ctx)
         except AnswerError as err:

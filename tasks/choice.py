@@ -4,7 +4,8 @@
 
 `answer` in files may be the letter, "B. cat" or "cat"; options that all carry their own letter ("A. dog") lose it. Rows
 without options (the question lists them) accept letters only, up to params.num_options. A text that names no option is
-wrong, never a random choice as in MMMU's official code: `mmmu_rule` is accuracy under that rule.
+wrong, never a random choice as in MMMU's official code: `mmmu_rule` is accuracy under that rule. How MMMU, MVBench and others
+take a letter out of a reply: `answers: official` with the `extractor` of that name (rewards.official).
 
     mmrl tasks check choice --data my.jsonl
 """
@@ -22,6 +23,7 @@ from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.types import RewardContext, Sample, Score
 from rewards.choice import LETTERS, nearest_option, parse_choice, strip_letters
+from rewards.official import Asked
 from rewards.parsing import extract_answer
 from rewards.reading.choices import one_letter
 from rewards.router import Part, PartFactory
@@ -160,6 +162,10 @@ class Choice(AnswerTask):
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
         """The only letter, or the only option, that a sentence names."""
         return one_letter(answer, self.shown_options(sample), _count(sample.params))
+
+    def asked(self, sample: Sample, ctx: RewardContext) -> Asked:
+        """The options, and the letter of the truth, as shown."""
+        return Asked("choice", self.gold_answer(sample, ctx), self.shown_options(sample), _count(sample.params), sample.params)
 
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """As every task's; with `nearest_option` also the metric mathvista_rule, which never changes the reward."""

@@ -26,6 +26,7 @@ from mmrl.types import ImageSize, RewardContext, Sample, Score
 from rewards.format import wrap_answer
 from rewards.format_rules import make_format_rule
 from rewards.gui import Point, centre, in_box, make_point_reward, parse_point, region_votes
+from rewards.official import Asked
 from rewards.parsing import Box
 from rewards.reading.calls import call_place
 from rewards.reading.places import one_place
@@ -247,6 +248,11 @@ class GuiGrounding(AnswerTask):
             return Pointing((x, y))
         x1, y1, x2, y2 = to_orig(parsed.box, ctx.frame, size.resized_wh, size.orig_wh)
         return Pointing((x, y), (x1, y1, x2, y2))
+
+    def asked(self, sample: Sample, ctx: RewardContext) -> Asked:
+        """With the size of the frame, in which shares of the picture are to be told."""
+        size = _size(sample, ctx)
+        return Asked(str(self.name), sample.answer, params=sample.params, extent=ctx.frame.extent(size.resized_wh, size.orig_wh))
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
         """The place of one call, or the one point or box of a released model, see rewards.reading."""

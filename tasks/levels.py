@@ -1,7 +1,8 @@
 """From a completion to a value at a level of rewards.reading: what AnswerTask reads with, and AnswerError.
 
 The answer is parsed as it stands, else without wrappers, else (above strict) in the canonical spelling that the task's `native`
-translates it into: so no level makes another value valid, and a text that holds two answers is one at no level but official.
+translates it into: so no level makes another value valid, and a text that holds two answers is one at no level but official. There
+the benchmark's own extractor (the parameter `extractor`) says what the answer is, and in some benchmarks whether it is right.
 """
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, StopReason
+from rewards.official import Asked, Found, extract
 from rewards.parsing import Extraction, extract_answer
 from rewards.reading import LEVELS, Unread, unwrap
 
@@ -30,10 +32,11 @@ class AnswerError(ValueError):
 
 
 class ReadingTask(Task):
-    """A task whose completions are read at a level: `answers`, set when it is made, beside `answer_format`."""
+    """A task whose completions are read at a level: `answers`, set when it is made, beside `answer_format` and `extractor`."""
 
     answers: str = "strict"
     answer_format: str = "answer"
+    extractor: str | None = None
 
     def extract(self, text: str) -> Extraction:
         """The one answer of a completion, or why there is none."""
@@ -48,24 +51,29 @@ class ReadingTask(Task):
         canonical spelling; None where it is in none of them. Raises rewards.reading.Unread for two values. Default: None."""
         return None
 
-    def official(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
-        """What the benchmark's own extractor takes out of `answer`, in the canonical spelling ('' for nothing, which is a failure);
-        None where it has none, and answers are read as native. Default: None."""
-        return None
+    def asked(self, sample: Sample, ctx: RewardContext) -> Asked:
+        """What an extractor of rewards.official is told of the question. Default: the truth and the row's params."""
+        return Asked(str(self.name), sample.answer, params=sample.params)
+
+    def official(self, answer: str, sample: Sample, ctx: RewardContext) -> Found | None:
+        """What the benchmark's own extractor takes out of `answer`; None without `extractor`: answers are read as native."""
+        return None if self.extractor is None else extract(self.extractor, answer, self.asked(sample, ctx))
 
     def read(self, sample: Sample, text: str, ctx: RewardContext, level: str = "") -> tuple[str, Any]:
         """(text of the answer, its value) of a completion, read at `level` (default: the task's own). Raises AnswerError(reason).
 
-        Above strict a completion without any <answer>, that the length limit did not cut, is its own answer.
+        Above strict a completion without any <answer>, that the length limit did not cut, is its own answer; an extractor reads
+        one that was cut, too, as its benchmark does.
         """
         level = level or self.answers
         found = self.extract(text)
-        if level != "strict" and found.reason == "no_answer" and ctx.stop is not StopReason.LENGTH:
+        whole = ctx.stop is not StopReason.LENGTH or (level == "official" and self.extractor is not None)
+        if level != "strict" and found.reason == "no_answer" and whole:
             found = extract_answer(text, "bare")
         if found.answer is None:
             raise AnswerError(found.reason or "no_answer", envelope=True)
         if level == "official" and (official := self.official(found.answer, sample, ctx)) is not None:
-            return found.answer, self.parse(official, sample, ctx)
+            return found.answer, self.parse(official.text, sample, ctx)
         return found.answer, self._read_answer(found.answer, sample, ctx, level)
 
     def _read_answer(self, answer: str, sample: Sample, ctx: RewardContext, level: str) -> Any:
@@ -88,9 +96,18 @@ class ReadingTask(Task):
             raise first
         return self.parse(translated, sample, ctx)
 
+    def verdict(self, answer: str, sample: Sample, ctx: RewardContext, metrics: dict[str, float]) -> dict[str, float]:
+        """`metrics` of an answer that `read` gave, with `correct` as the benchmark's own rule has it where that decides by
+        itself."""
+        found = self.official(answer, sample, ctx) if self.answers == "official" else None
+        if found is None or found.right is None or "correct" not in metrics:
+            return metrics
+        return {**metrics, "correct": float(found.right)}
+
     def readable_at(self, sample: Sample, text: str, ctx: RewardContext) -> str | None:
-        """The first of the levels strict and native that reads a completion; None when neither does."""
-        for level in LEVELS[:2]:
+        """The first of the levels strict and native, and official where the task has an extractor, that reads a completion; None
+        when none does."""
+        for level in LEVELS if self.extractor is not None else LEVELS[:2]:
             with contextlib.suppress(ValueError, TypeError, KeyError, ArithmeticError):
                 self.read(sample, text, ctx, level)
                 return level

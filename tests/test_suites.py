@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from PIL import Image
+from pydantic import ValidationError
 from typer.testing import CliRunner, Result
 
 from mmrl.cli.main import app
@@ -93,6 +94,26 @@ def test_a_shipped_suite_fits_its_task_and_reader(name: str, tmp_path: Path) -> 
         assert metric in task.summarize([Score.failure("no_answer", task.part_names)])
     elif kind != "benchmark":
         assert found.metric == task.headline or found.metric in getattr(task, "metric_names", ())
+
+
+def test_a_suite_reads_with_its_benchmarks_extractor_or_says_native(tmp_path: Path) -> None:
+    """What --answers official means for a suite without one is written down as what it is: native."""
+    (tmp_path / "a.json").touch()
+    own = Suite.model_validate(suite(path="a.json", task="choice", answers="official", extractor="mmmu"))
+    plain = Suite.model_validate(suite(path="a.json", task="choice", answers="native"))
+    mixed = Suite.model_validate(suite(path="a.json", task="mixed", answers="official", extractor="mmmu"))
+    assert source_of(own, tmp_path, None).params.items() >= {"answers": "official", "extractor": "mmmu"}.items()
+    assert source_of(mixed, tmp_path, None).params["shared"] == {"answers": "official", "extractor": "mmmu"}
+    assert source_of(own, tmp_path, None, answers="native").params["answers"] == "native"
+    assert source_of(plain, tmp_path, None, answers="official").params["answers"] == "native"
+    results = {"greedy": {"iou": {"mean": 0.5, "low": 0.4, "high": 0.6}}}
+    rows = [suite_row("x", given, results, [], None, answers=asked) for given, asked in (
+        (own, None), (own, "native"), (plain, "official"), (plain, "strict"))]
+    assert [(row.answers, row.extractor, row.official) for row in rows] == [
+        ("official", "mmmu", True), ("native", "", False), ("native", "", True), ("strict", "", False)]
+    assert "answers: official (mmmu)" in markdown(rows[:1], {"x": own}, "c")
+    with pytest.raises(ValidationError, match="answers: official needs extractor"):
+        Suite.model_validate(suite(path="a.json", answers="official"))
 
 
 def test_an_unknown_suite_is_answered_with_the_nearest_and_the_list() -> None:

@@ -300,7 +300,8 @@ def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sourc
     from mmrl.evaluation.suites import suite_row, video_words
 
     protocol = {"suite": {"name": name, **suite.model_dump(include={"split", "metric", "official", "settings", "notes"})},
-                "answers": getattr(sources[0].task, "answers", answers or suite.answers),
+                "answers": getattr(sources[0].task, "answers", suite.level(answers)),
+                "extractor": suite.extractor if suite.level(answers) == "official" else None,
                 "prompt": getattr(sources[0].task, "prompt", None)}
     found = _evaluate(policy, config, sources, samples, folder / name, protocol)
     row = suite_row(name, suite, found.results, found.predictions, limit, config, answers)

@@ -73,10 +73,23 @@ class Suite(_Strict):
     split: str = ""
     params: dict[str, Any] = {}
     answers: AnswerLevel | None = None  # the task parameter of that name; null: the task's own default
+    extractor: str | None = None  # the benchmark whose own extractor reads at official; without one, official reads as native
     settings: SuiteSettings = SuiteSettings()
     files: list[str] = []  # what must exist below the data root; a name that ends with / is a folder; default: path
     download: str  # how the official download names the files, and where they go
     notes: str = ""
+
+    @model_validator(mode="after")
+    def _an_extractor_for_official(self) -> Suite:
+        if self.answers == "official" and self.extractor is None:
+            raise ValueError("answers: official needs extractor, the benchmark's own; name one of rewards.official, or set "
+                             "answers: native")
+        return self
+
+    def level(self, asked: str | None = None) -> str | None:
+        """How answers are read when `asked` (the command line's --answers) goes over the suite's own level."""
+        level = asked or self.answers
+        return "native" if level == "official" and self.extractor is None else level
 
     @property
     def needed(self) -> list[str]:
@@ -202,11 +215,12 @@ def _at(value: Any, root: Path) -> Any:
     return [_at(v, root) for v in value] if isinstance(value, list) else value
 
 
-def read_at(task: str, params: Mapping[str, Any], level: str) -> dict[str, Any]:
-    """`params` of a task with its parameter `answers` set; of a mixed task, that of its members."""
+def read_at(task: str, params: Mapping[str, Any], level: str, extractor: str | None = None) -> dict[str, Any]:
+    """`params` of a task with its parameter `answers` set, and at official `extractor`; of a mixed task, those of its members."""
+    given = {"answers": level, **({"extractor": extractor} if level == "official" and extractor is not None else {})}
     if task != "mixed":
-        return {**params, "answers": level}
-    return {**params, "shared": {**params.get("shared", {}), "answers": level}}
+        return {**params, **given}
+    return {**params, "shared": {**params.get("shared", {}), **given}}
 
 
 def source_of(suite: Suite, root: Path, limit: int | None, asked: Mapping[str, Any] | None = None,
@@ -214,9 +228,9 @@ def source_of(suite: Suite, root: Path, limit: int | None, asked: Mapping[str, A
     """The suite's data source. `asked` are parameters the checkpoint was trained with: its prompt and answer_format are
     used where the suite has none, because a model answers as it was taught to. `answers` goes over the suite's level."""
     taught = {k: v for k, v in (asked or {}).items() if k in ("prompt", "answer_format", "shared")}
-    params, level = merge(taught, _at(suite.params, root)), answers or suite.answers
+    params, level = merge(taught, _at(suite.params, root)), suite.level(answers)
     return DataSource(task=suite.task, path=str(_data_path(suite, root)), limit=limit,
-                      params=params if level is None else read_at(suite.task, params, level))
+                      params=params if level is None else read_at(suite.task, params, level, suite.extractor))
 
 
 def configure(base: RunConfig, suite: Suite, overrides: Sequence[str] = ()) -> RunConfig:
@@ -282,6 +296,7 @@ class SuiteRow:
     settings: Mapping[str, int] = field(default_factory=dict)  # as they were, overrides included
     video: Mapping[str, Any] = field(default_factory=dict)  # data.video as it was; {} for a suite without clips
     answers: str = ""  # how freely answers were read; "": the task's own default
+    extractor: str = ""  # the benchmark whose own extractor read them; "": none
 
     @property
     def shown(self) -> str:
@@ -326,10 +341,10 @@ def suite_row(name: str, suite: Suite, results: Mapping[str, Any], rows: Sequenc
     return SuiteRow(
         name, len(greedy), suite.metric, _finite(found.get("mean")), _finite(found.get("low")), _finite(found.get("high")),
         sum(not r["score"]["parsed"] for r in greedy), sum(r["stop"] == "length" for r in greedy),
-        suite.official and answers in (None, suite.answers),
+        suite.official and suite.level(answers) == suite.answers,
         limit is not None and len(greedy) >= limit, _finite(sampled), "; ".join(errors), _used(config) if config else {},
         config.data.video.model_dump() if config and any(r.get("videos") for r in rows) else {},
-        answers or suite.answers or "")
+        suite.level(answers) or "", suite.extractor or "" if suite.level(answers) == "official" else "")
 
 
 def _used(config: RunConfig) -> dict[str, int]:
@@ -351,7 +366,8 @@ def markdown(rows: Sequence[SuiteRow], suites: Mapping[str, Suite], checkpoint: 
     for row in rows:
         suite = suites[row.suite]
         facts = ", ".join(f"{k} {v}" for k, v in row.settings.items())
-        words = [f"split {suite.split}" if suite.split else "", f"answers: {row.answers}" if row.answers else "",
+        words = [f"split {suite.split}" if suite.split else "",
+                 f"answers: {row.answers}{f' ({row.extractor})' if row.extractor else ''}" if row.answers else "",
                  facts, f"video: {video_words(row.video)}" if row.video else "",
                  " ".join(suite.notes.split())]
         lines.append(f"- {row.suite}: task {suite.task}; " + "; ".join(w for w in words if w))

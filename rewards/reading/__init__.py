@@ -3,7 +3,7 @@
     strict    the spellings that prompts ask for, and the wrappers of rewards.reading.wrappers, the same around every kind of
               answer: fences, \\boxed{}, quotes, emphasis, "Answer:" in front, closing punctuation
     native    strict, and the dialects of released models: tool calls, special tokens, sentences with exactly one value
-    official  the benchmark's own extractor where a task has one (its method `official`; no built-in task yet), else native
+    official  the benchmark's own extractor (rewards.official), which the task's parameter `extractor` or the suite names
 
 A translator turns text into the canonical spelling, and the strict parser judges that: no level makes another value valid.
 Where a text holds two values (letters, numbers, calls, boxes where one is asked for) every level but `official` refuses it, so
