@@ -45,8 +45,10 @@ class AlarmBoard:
         self._active: set[str] = set()
         self._stuck: set[str] = set()  # sources whose alarm has been raised
         self._failed_by_task: dict[str, int] = {}  # steps in a row in which no episode of it finished
+        self._dead: set[str] = set()  # tasks whose alarm has been raised
         self._lasting: dict[str, int] = {}  # steps in a row of a finding, by 'name/source'
-        self._untrained: int | None = 0  # steps since the run began; None from the first gradient on
+        self._lasted: set[str] = set()  # of these, those that have lasted for alarms.steps: no alarm is left to raise
+        self._untrained: int | None = 0  # steps since the run began; None from the first gradient or the alarm on
 
     def check(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
         """Alarms newly raised by this step's metrics."""
@@ -80,9 +82,10 @@ class AlarmBoard:
         return [*new, *self._dead_tasks(step, row), *self._diagnosed(step, row), *self._never_trained(step, row)]
 
     def _diagnosed(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
-        """Count this step for what is wrong in it; an alarm for what has just lasted for alarms.steps steps.
+        """Count this step for what is wrong in it; an alarm for what has lasted for alarms.steps steps and has none yet.
 
-        A step that holds nothing of a source says nothing about it: its count stays.
+        A step that holds nothing of a source says nothing about it: its count stays. Counts are compared by size, not looked at in
+        passing: a run resumed with a smaller alarms.steps may be beyond it already.
         """
         findings = {f"{f.name}/{f.source}": f for f in diagnose(row, self.config)}
         absent = {key: n for key, n in self._lasting.items() if (source := key.partition("/")[2])
@@ -92,30 +95,33 @@ class AlarmBoard:
             if f"{name}/" in findings:  # of every source: their own counts go on, and the one alarm is enough
                 counts |= {key: n + 1 for key, n in self._lasting.items() if key.startswith(f"{name}/") and key not in findings}
         self._lasting = {**absent, **counts}
-        return [Alarm(step, f.name, f"{self._lasting[key]} step{'s' * (self.config.steps > 1)} in a row: {f.message}", f.severity)
-                for key, f in findings.items() if self._lasting[key] == self.config.steps]
+        before, self._lasted = self._lasted, {key for key, n in self._lasting.items() if n >= self.config.steps}
+        return [Alarm(step, f.name, f"{self._lasting[key]} step{'s' * (self._lasting[key] > 1)} in a row: {f.message}", f.severity)
+                for key, f in findings.items() if key in self._lasted - before]
 
     def _never_trained(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
-        """An alarm when the run has taken alarms.untrained_steps steps without a gradient in any of them."""
+        """An alarm, once, when the run has taken alarms.untrained_steps steps or more without a gradient in any of them."""
         if self._untrained is None or "train/grad_norm" not in row:
             return []
-        self._untrained = None if trained(row) else self._untrained + 1
-        if self._untrained != self.config.untrained_steps:
+        steps = self._untrained + 1
+        self._untrained = None if trained(row) or steps >= self.config.untrained_steps else steps
+        if trained(row) or steps < self.config.untrained_steps:
             return []
         causes = diagnose(row, self.config)  # the first is the cause of the others
         why = causes[0].message if causes else "the steps had nothing in their loss"
-        return [Alarm(step, "never_trained", f"in none of the first {self._untrained} steps was anything trained: {why}. "
+        return [Alarm(step, "never_trained", f"in none of the first {steps} steps was anything trained: {why}. "
                                              "`mmrl try CONFIG` asks the model before a run", "error")]
 
     def _dead_tasks(self, step: int, row: Mapping[str, Any]) -> list[Alarm]:
-        """Count this step for each task of which it played episodes; an alarm for those that have just failed for too long."""
-        raised = []
+        """Count this step for each task of which it played episodes; an alarm for those that fail for too long, once."""
+        before, raised = self._dead, []
         for name, share in row.items():
             if not name.startswith("train/") or not name.endswith("/failed") or name == "train/groups/failed" or share is None:
                 continue
             task = name[len("train/"):-len("/failed")]
             steps = self._failed_by_task[task] = self._failed_by_task.get(task, 0) + 1 if share >= 1 else 0
-            if steps == self.config.zero_reward_steps:
+            self._dead = self._dead | {task} if steps >= self.config.zero_reward_steps else self._dead - {task}
+            if task in self._dead - before:
                 raised.append(Alarm(
                     step, "task_failed", f"no episode of task '{task}' has finished for {steps} steps, each was tried as often as "
                     "env.retries allows: nothing is learned of it and its retries cost time; failures.jsonl says why; mend its "
@@ -142,14 +148,16 @@ class AlarmBoard:
     def state_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {"zero_steps": self._zero_steps, "zero_by_source": dict(self._zero_by_source), "active": sorted(self._active),
-                "stuck": sorted(self._stuck), "failed_by_task": dict(self._failed_by_task),
-                "lasting": dict(self._lasting), "untrained": self._untrained}
+                "stuck": sorted(self._stuck), "failed_by_task": dict(self._failed_by_task), "dead": sorted(self._dead),
+                "lasting": dict(self._lasting), "lasted": sorted(self._lasted), "untrained": self._untrained}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`; checkpoints written before sources were counted start those counts at 0."""
+        """Continue from `state_dict`; checkpoints written before sources were counted start those counts at 0, and one that does
+        not say which alarms were raised has those of what still lasts raised again: better than never."""
         self._zero_steps, self._active = state["zero_steps"], set(state["active"])
         self._zero_by_source, self._stuck = dict(state.get("zero_by_source", {})), set(state.get("stuck", ()))
         self._failed_by_task, self._lasting = dict(state.get("failed_by_task", {})), dict(state.get("lasting", {}))
+        self._dead, self._lasted = set(state.get("dead", ())), set(state.get("lasted", ()))
         self._untrained = state.get("untrained")  # an older checkpoint does not say: taken for trained
 
 

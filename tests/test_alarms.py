@@ -202,6 +202,32 @@ def test_the_count_towards_never_trained_survives_a_resume_and_old_checkpoints_s
     assert ["never_trained"] not in raised(old, [DEAD] * 30)
 
 
+def resumed(board: AlarmBoard, **settings: int) -> AlarmBoard:
+    """The board of a run that goes on from a checkpoint with other settings."""
+    second = AlarmBoard(AlarmConfig(**settings))  # type: ignore[arg-type]
+    second.load_state_dict(json.loads(json.dumps(board.state_dict())))
+    return second
+
+
+@pytest.mark.parametrize(("setting", "row", "name"), [
+    ("steps", {**LIVE, "train/clipped_share": 1.0}, "truncated"), ("untrained_steps", {"train/grad_norm": 0.0}, "never_trained"),
+    ("zero_reward_steps", {"train/Reach/failed": 1.0}, "task_failed")])
+def test_a_run_resumed_with_a_smaller_limit_is_alarmed_though_it_is_beyond_it(setting: str, row: dict[str, float],
+                                                                              name: str) -> None:
+    first = AlarmBoard(AlarmConfig(**{setting: 20}))
+    assert raised(first, [row] * 7) == [[]] * 7
+    second = resumed(first, **{setting: 3})
+    [alarm] = second.check(8, row)
+    assert alarm.name == name and "8 steps" in alarm.message, "for how long it has lasted, not how long it may"
+    assert raised(second, [row] * 3) == [[]] * 3, "once"
+    assert raised(resumed(second, **{setting: 3}), [row] * 9) == [[]] * 9, "also over a resume"
+
+
+def test_a_task_that_finished_once_is_alarmed_again_when_it_fails_again() -> None:
+    board, dead, alive = AlarmBoard(AlarmConfig(zero_reward_steps=2)), {"train/Reach/failed": 1.0}, {"train/Reach/failed": 0.5}
+    assert raised(board, [dead, dead, dead, alive, dead, dead]) == [[], ["task_failed"], [], [], [], ["task_failed"]]
+
+
 LIVING = {k.removeprefix("train/"): v for k, v in LIVE.items()}
 PARSED = {"parse_rate": 1.0, "boxes/parse_rate": 1.0, "clipped_share": 0.0}
 
