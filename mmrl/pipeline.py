@@ -22,12 +22,9 @@ that is too old all the same (an actor that fell behind) is not admitted, counte
 
 Threads and locks. The driver (the caller's thread) alone calls the source; the training thread alone calls the learner,
 and only while `step` is running: between two calls of `step` it is idle, so evaluating and saving a checkpoint need no
-lock. One lock exists, `shared=True`: where inference and training use the same torch modules, one inference batch and
-one learner call exclude each other, because train() / eval() switch a whole module for everybody and because finish()
-changes weights in place; it is first come, first served, else a training thread with a full queue would hold it for good.
-Rendering overlaps with both. With `shared=False` inference has its own copy of the weights (another device), filled in
-`source.publish(version)`, which the driver calls between two steps, when nothing trains. No configuration asks for it so far: the
-trainers of mmrl share.
+lock. One lock exists: inference and training use the same torch modules, so one inference batch and one learner call exclude
+each other, because train() / eval() switch a whole module for everybody and because finish() changes weights in place; it is
+first come, first served, else a training thread with a full queue would hold it for good. Rendering overlaps with both.
 """
 from __future__ import annotations
 
@@ -93,7 +90,7 @@ class GroupSource(Protocol[G]):
         """The place is to be rolled out once more: its group was made by weights too old."""
 
     def publish(self, version: int) -> None:
-        """The weights of `version` are there: an actor with its own copy takes them over; a shared one has them already."""
+        """The weights of `version` are there: called between two steps, when nothing trains."""
 
     @property
     def running(self) -> int:
@@ -123,8 +120,6 @@ class PipelineSettings:
     schedule: Schedule = "serial"
     order: Literal["arrival", "key"] = "arrival"
     staleness: int = 0
-    shared: bool = True
-    """Inference and training use the same modules: exclude each other."""
 
     def __post_init__(self) -> None:
         for name, known in (("schedule", get_args(Schedule)), ("order", ("arrival", "key"))):
@@ -257,7 +252,7 @@ class Pipeline(Generic[G, R]):
         self.version, self.patience_s = version, patience_s
         self._opened = version  # the last step whose places were opened
         self._open: dict[int, _Step[G]] = {}
-        self._lock: Any = FairLock() if settings.shared and settings.schedule != "serial" else nullcontext()
+        self._lock: Any = FairLock() if settings.schedule != "serial" else nullcontext()
         self._closed = False
         self._trainer: TrainingThread[R] | None = None
         if settings.schedule != "serial":
@@ -370,10 +365,8 @@ class Pipeline(Generic[G, R]):
                             "this is a defect of the source")
 
     def _acting_version(self) -> int:
-        """Of the weights that inference uses; a shared module has a step's weights as soon as finish() returned."""
-        if self._trainer is not None and self.settings.shared:
-            return max(self.version, self._trainer.finished)
-        return self.version
+        """Of the weights that inference uses, which are a step's as soon as finish() returned."""
+        return self.version if self._trainer is None else max(self.version, self._trainer.finished)
 
     def _take(self, found: Sequence[Closed[G]]) -> None:
         for closed in found:

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -46,11 +47,10 @@ def threads() -> list[threading.Thread]:
 # the result
 
 
-@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("speed_seed", range(4))
-def test_pipelined_in_key_order_equals_serial_bit_for_bit(shared: bool, speed_seed: int) -> None:
+def test_pipelined_in_key_order_equals_serial_bit_for_bit(speed_seed: int) -> None:
     serial, _, first = train(PipelineSettings(), stages=1)
-    other, source, outcomes = train(PipelineSettings(schedule="pipelined", order="key", shared=shared), speed_seed=speed_seed)
+    other, source, outcomes = train(PipelineSettings(schedule="pipelined", order="key"), speed_seed=speed_seed)
     assert trained_keys(other) == trained_keys(serial) == [(s, p) for s in range(1, STEPS + 1) for p in range(6)]
     assert torch.equal(other.layer.weight, serial.layer.weight) and torch.equal(other.layer.bias, serial.layer.bias)
     assert [o.result for o in outcomes] == [o.result for o in first]
@@ -103,42 +103,72 @@ def test_between_two_steps_the_learner_rests_also_in_async() -> None:
 # what overlaps
 
 
+class Holds(Arena):
+    """Environments that answer no more, from a moment on, until something has happened in the learner's thread or in inference.
+
+    What is held up is never a call of the learner or of inference: these exclude each other.
+    """
+
+    def __init__(self, learner: SmallLearner, holds: Callable[[Holds], bool], **arena: Any) -> None:
+        super().__init__(learner, **arena)
+        self.holds, self.closed, self.held = holds, 0, 0.0
+
+    def poll(self, timeout_s: float) -> list[Closed[list[Episode]]]:
+        if self.holds(self):
+            self.held = self.held or time.monotonic()
+            assert time.monotonic() < self.held + LIMIT_S, "what they wait for does not come while they are under way"
+            time.sleep(0.001)
+            return []
+        found = super().poll(timeout_s)
+        self.closed += len(found)
+        return found
+
+
+def called(learner: SmallLearner, name: str) -> int:
+    return sum(call[0] == name for call in learner.calls)
+
+
 def test_a_group_is_trained_on_while_others_are_still_rolled_out() -> None:
-    more = threading.Event()
-    seen: list[bool] = []
+    learner = SmallLearner()
+    source = Holds(learner, lambda arena: bool(arena.closed) and not called(learner, "add"))
+    with Pipeline(source, learner, PipelineSettings(schedule="pipelined"), last_step=1) as pipeline:
+        assert pipeline.step(1).added == 6
+    assert source.held and source.closed == 6
 
-    def in_learner(name: str, _: Any) -> None:
-        if name == "add" and not seen:
-            seen.append(more.wait(LIMIT_S))  # the rollout has to go on while this group is held up here
 
-    learner = SmallLearner(in_learner)
+class Ahead(Arena):
+    """Keeps a group of step 1 back until another one of it was added and a decision of step 2 was made."""
 
-    def in_source(name: str, _: Any) -> None:
-        if name == "infer" and any(call[0] == "add" for call in learner.calls):
-            more.set()
+    kept: tuple[Closed[list[Episode]], ...] = ()
+    since = 0.0
 
-    with Pipeline(Arena(learner, hook=in_source), learner, PipelineSettings(schedule="pipelined", shared=False),
-                  last_step=1) as pipeline:
-        pipeline.step(1)
-    assert seen == [True]
+    def _end(self, episode: Episode) -> list[Closed[list[Episode]]]:
+        found = super()._end(episode)
+        if (episode.job.step, episode.job.place) != (1, 3):
+            return found
+        self.kept, self.since = tuple(found), time.monotonic()
+        return []
+
+    def poll(self, timeout_s: float) -> list[Closed[list[Episode]]]:
+        found = super().poll(timeout_s)
+        if self.kept and called(self.learner, "add") and any(
+                job.step == 2 for told in self.told if told.name == "infer" for job in told.value):
+            found, self.kept = [*found, *self.kept], ()
+        assert not self.kept or time.monotonic() < self.since + LIMIT_S, "nothing of step 2 while step 1 is trained"
+        return found
+
+    @property
+    def running(self) -> int:
+        return super().running + len(self.kept)
 
 
 def test_async_rolls_out_the_next_step_while_this_one_is_trained() -> None:
-    ahead, seen = threading.Event(), []
-
-    def in_learner(name: str, _: Any) -> None:
-        if name == "finish" and not seen:
-            seen.append(ahead.wait(LIMIT_S))
-
-    def in_source(name: str, jobs: Any) -> None:
-        if name == "infer" and any(job.step == 2 for job in jobs):
-            ahead.set()
-
-    learner = SmallLearner(in_learner)
-    with Pipeline(Arena(learner, hook=in_source), learner, PipelineSettings(schedule="async", staleness=1, shared=False),
-                  last_step=2) as pipeline:
+    learner = SmallLearner()
+    source = Ahead(learner)
+    with Pipeline(source, learner, PipelineSettings(schedule="async", staleness=1), last_step=2) as pipeline:
         first, second = pipeline.step(1), pipeline.step(2)
-    assert seen == [True] and (first.staleness, second.staleness) == (0, 1)
+    assert source.since and (first.added, second.added) == (6, 6)
+    assert (first.staleness, second.staleness) == (0, 1)
 
 
 def test_shared_modules_are_never_used_by_both_at_once() -> None:
@@ -177,10 +207,10 @@ def test_shared_modules_are_never_used_by_both_at_once() -> None:
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(bound=st.integers(1, 3), speed_seed=st.integers(0, 10**6), slots=st.integers(2, 12), stages=st.integers(1, 2),
-       places=st.integers(1, 7), members=st.integers(1, 4), shared=st.booleans())
+       places=st.integers(1, 7), members=st.integers(1, 4))
 def test_async_keeps_the_bound_trains_all_places_once_and_favours_no_length(
-        bound: int, speed_seed: int, slots: int, stages: int, places: int, members: int, shared: bool) -> None:
-    learner, source, outcomes = train(PipelineSettings(schedule="async", staleness=bound, shared=shared), speed_seed=speed_seed,
+        bound: int, speed_seed: int, slots: int, stages: int, places: int, members: int) -> None:
+    learner, source, outcomes = train(PipelineSettings(schedule="async", staleness=bound), speed_seed=speed_seed,
                                       slots=slots, stages=stages, places=places, members=members)
     for group in learner.trained:
         for episode in group:
@@ -267,29 +297,22 @@ def test_the_first_of_two_errors_is_the_one_that_surfaces() -> None:
 
     learner = SmallLearner(in_learner)
     with pytest.raises(Broken, match="training, first"), Pipeline(
-            Arena(learner, hook=in_source), learner, PipelineSettings(schedule="pipelined", shared=False), last_step=1) as pipeline:
+            Arena(learner, hook=in_source), learner, PipelineSettings(schedule="pipelined"), last_step=1) as pipeline:
         pipeline.step(1)
     assert not threads()
 
 
 def test_an_interrupt_ends_the_thread_and_drops_what_waits() -> None:
-    hold = threading.Event()
-
-    def in_learner(name: str, _: Any) -> None:
-        if name == "add":
-            assert hold.wait(LIMIT_S)
-
-    def in_source(name: str, _: Any) -> None:
-        if name == "poll" and len([c for c in learner.calls if c[0] == "add"]) == 1 and source.told[-1].value:
-            hold.set()
+    def interrupts(arena: Holds) -> bool:
+        if called(learner, "add"):
             raise KeyboardInterrupt
+        return arena.closed > 0
 
-    learner = SmallLearner(in_learner)
-    source = Arena(learner, hook=in_source)
+    learner = SmallLearner()
     with pytest.raises(KeyboardInterrupt), Pipeline(
-            source, learner, PipelineSettings(schedule="pipelined", shared=False), last_step=1) as pipeline:
+            Holds(learner, interrupts), learner, PipelineSettings(schedule="pipelined"), last_step=1) as pipeline:
         pipeline.step(1)
-    assert not threads() and "finish" not in [name for name, _, _ in learner.calls]
+    assert not threads() and called(learner, "add") >= 1 and not called(learner, "finish")
 
 
 def test_a_source_that_loses_places_is_an_error_not_a_hang() -> None:
