@@ -61,8 +61,10 @@ def serve(
         header_timeout: Annotated[float, Option(help="seconds for the head of a request", min=0.1,
                                                 rich_help_panel=_BOUNDS)] = _L.header_s,
         body_timeout: Annotated[float, Option(help="seconds for its body", min=0.1, rich_help_panel=_BOUNDS)] = _L.body_s,
-        send_timeout: Annotated[float, Option(help="seconds that a client may take none of its answer", min=0.1,
-                                              rich_help_panel=_BOUNDS)] = _L.send_s,
+        send_timeout: Annotated[float, Option(help="seconds that a client may take none of its answer, or be behind with it",
+                                              min=0.1, rich_help_panel=_BOUNDS)] = _L.send_s,
+        max_unread: Annotated[int, Option(help="pieces and log-probs of an answer that its client may be behind", min=1,
+                                          rich_help_panel=_BOUNDS)] = _L.unread,
         workers: Annotated[int | None, Option(help="processes that read requests: pictures, clips, text; the first takes small "
                                                    "requests only. Default: half of the cores, 2 to 8", min=1,
                                               rich_help_panel=_BOUNDS)] = None,
@@ -77,9 +79,9 @@ def serve(
     limits = Limits(
         body_bytes=max_body_mib * _MIB, held_bytes=max_held_mib * _MIB, stop_chars=max_stop_chars, media=max_media,
         pixels=int(max_megapixels * _MEGA), total_pixels=int(max_total_megapixels * _MEGA), clip_frames=max_clip_frames,
-        connections=max_connections, header_s=header_timeout, body_s=body_timeout, send_s=send_timeout, waiting=max_waiting,
-        workers=workers or default_workers(), prepare_s=prepare_timeout, worker_bytes=int(worker_memory_gib * 2**30),
-        fetch_s=fetch_timeout, fetches=max_fetches)
+        connections=max_connections, header_s=header_timeout, body_s=body_timeout, send_s=send_timeout, unread=max_unread,
+        waiting=max_waiting, workers=workers or default_workers(), prepare_s=prepare_timeout,
+        worker_bytes=int(worker_memory_gib * 2**30), fetch_s=fetch_timeout, fetches=max_fetches)
     serve_command(checkpoint, config, overrides or [], ServeOptions(
         host, port, engine, max_tokens, name, media_root, allow_remote_media, tuple(allow_media_hosts or ()), api_key, no_key,
         grace, limits, None if max_text_kib is None else max_text_kib << 10), trust_code)

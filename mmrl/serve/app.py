@@ -36,6 +36,7 @@ from mmrl.serve.media import MediaRules
 from mmrl.serve.pool import Readers
 from mmrl.serve.preparing import Reading
 from mmrl.serve.protocol import Defaults
+from mmrl.serve.unread import Unread
 
 try:
     import uvicorn
@@ -103,7 +104,7 @@ class _Exchange:
 
     def __init__(self, service: Service, request: Request, folder: str, hold: Hold) -> None:
         self.service, self._request, self._hold = service, request, hold
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._unread = Unread(service.limits)
         self.loop, self._folder = asyncio.get_running_loop(), folder
         self._job: Job | None = None
         self._looked = time.monotonic()
@@ -146,22 +147,26 @@ class _Exchange:
 
     def _give(self, event: Event) -> None:
         if not self.loop.is_closed():  # else the server was ended at once, and nobody waits
-            self.loop.call_soon_threadsafe(self._events.put_nowait, event)
+            self.loop.call_soon_threadsafe(self._came, event)
+
+    def _came(self, event: Event) -> None:
+        if not self._unread.put(event) and self._job is not None and not self._job.cancelled:
+            self._job.cancelled = True  # nobody will read the rest
+            self.service.engine.nudge()
 
     async def _next(self) -> Event:
-        """The next event; raises RequestError for a failure and ClientDisconnect when nobody listens any more."""
+        """The next event; raises RequestError for a failure, or a client that is too slow, and ClientDisconnect when nobody listens
+        any more."""
         while True:
             if time.monotonic() - self._looked > _POLL_S:  # also while events come all the time
                 self._looked = time.monotonic()
                 if await self._request.is_disconnected():
                     raise ClientDisconnect()
-            try:
-                event = await asyncio.wait_for(self._events.get(), _POLL_S)
-            except asyncio.TimeoutError:
-                continue
+            event = await self._unread.get(_POLL_S)
             if isinstance(event, Failed):
                 raise event.error
-            return event
+            if event is not None:
+                return event
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Pieces of all choices until the last one ended."""

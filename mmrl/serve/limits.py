@@ -30,7 +30,8 @@ class Limits:
     connections: int = 512
     header_s: float = 10.0  # until the head of a request is there
     body_s: float = 60.0  # until its body is
-    send_s: float = 60.0  # that a client may take no byte of its answer
+    send_s: float = 60.0  # that a client may take no byte of its answer, and that a piece of it may wait for its client
+    unread: int = 200_000  # pieces of an answer, and log-probs in them, that wait for its client: some 200 bytes each
     waiting: int = 1024  # requests that wait for their turn
     # the processes that read requests
     workers: int = 2  # one of them for small requests only
