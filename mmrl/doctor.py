@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mmrl._doctor_probes import PROBES, Finding, Status
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from mmrl.console import Console
 
 __all__ = ["Finding", "Status", "main", "print_doctor", "run_doctor"]
 
@@ -45,9 +45,10 @@ def run_doctor(probes: Sequence[Probe] = PROBES) -> list[Finding]:
 
 def print_doctor(findings: Sequence[Finding] | None = None, console: Console | None = None) -> list[Finding]:
     """Print a table of the findings (run now when not given) and below it the commands that mend; returns them."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from mmrl.console import Console
 
     found = run_doctor() if findings is None else list(findings)
     console = Console() if console is None else console

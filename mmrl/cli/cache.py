@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mmrl.console import Console
 from mmrl.errors import ConfigError
 
 __all__ = ["open_store", "prune_command", "stats_command", "verify_command"]

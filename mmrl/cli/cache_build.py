@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from mmrl.config import RunConfig, effective_threads, load_config
+from mmrl.console import Console
 from mmrl.errors import CacheError, ConfigError, MediaError, MMRLError
 from mmrl.files import json_line, write_text
 

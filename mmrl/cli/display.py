@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
+from mmrl.console import Console
 from mmrl.diagnosis import signal_share
 
 __all__ = ["LINE_S", "Display", "Part", "clock", "fit_parts", "step_parts"]

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mmrl.console import Console
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["acting_suites", "is_vla", "list_robot_suites", "policy_command_suites", "robot_book", "robot_suites_command"]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from mmrl.cli.embodied import acting_suites, is_vla, list_robot_suites, robot_book, robot_suites_command
 from mmrl.config import DataSource, RunConfig, effective_threads
+from mmrl.console import Console
 from mmrl.errors import ConfigError
 from mmrl.manifest import check_loadable
 from mmrl.trust import checkpoint_settings, no_new_code

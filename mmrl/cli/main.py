@@ -19,6 +19,7 @@ import typer
 from mmrl.cli.serve_options import TrustCode, serve
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.files import storage_error
+from mmrl.terminal import show_controls
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
                   help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.")
@@ -314,6 +315,7 @@ def _main() -> None:
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what UTF-8 (or this terminal) cannot show ends no command
+    show_controls()
     try:
         check_shadowing()
         app()

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from mmrl.cli.run import run_config
+from mmrl.console import Console
 from mmrl.memory import device_memory, estimate
 from mmrl.presets import read_preset
 

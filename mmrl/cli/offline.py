@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from mmrl.config import load_config, parse_overrides
+from mmrl.console import Console
 
 if TYPE_CHECKING:
     from mmrl.conformance import Conformance

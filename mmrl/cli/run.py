@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 import yaml
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from mmrl.cli.display import Display, Part, step_parts
 from mmrl.config import RunConfig, effective_threads, load_config
+from mmrl.console import Console
 from mmrl.diagnosis import trained
 from mmrl.errors import MMRLError
 from mmrl.files import optional
