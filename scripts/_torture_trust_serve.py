@@ -25,14 +25,15 @@ import numpy as np
 from scripts._serve_kit import HEAD, Attacking, Beside, Server, ask, beside, ending, post, raw, said, serving
 from scripts._torture_trust import Attack, Outcome, attack
 
-__all__ = ["ATTACKS"]
+__all__ = ["ATTACKS", "TEXT", "data_url", "stalling"]
 
 _TIMES = 3.0  # a second client's median answer under attack, over its quiet one
 _GROWTH_MIB = 1500.0  # two processes may each decode 50 megapixels, and 1 GiB of bodies may be held
 TEXT = {"type": "text", "text": "?"}
 
 
-def _url(kind: str, data: bytes) -> str:
+def data_url(kind: str, data: bytes) -> str:
+    """`data` as an address that holds it."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -42,7 +43,7 @@ def _png(side: int, mode: str = "L") -> dict[str, Any]:
     stream = io.BytesIO()
     picture = Image.fromarray(np.zeros((side, side), np.uint16)) if mode == "I;16" else Image.new(mode, (side, side))
     picture.save(stream, "PNG")
-    return {"type": "image_url", "image_url": {"url": _url("image/png", stream.getvalue())}}
+    return {"type": "image_url", "image_url": {"url": data_url("image/png", stream.getvalue())}}
 
 
 def _clip(frames: int, side: int, damage: bool = False) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def _clip(frames: int, side: int, damage: bool = False) -> dict[str, Any]:
     if damage:
         middle = len(data) // 3
         data[middle:middle + len(data) // 8] = np.random.default_rng(1).bytes(len(data) // 8)
-    return {"type": "video_url", "video_url": {"url": _url("video/mp4", bytes(data))}}
+    return {"type": "video_url", "video_url": {"url": data_url("video/mp4", bytes(data))}}
 
 
 def _again(body: bytes) -> Attacking:
@@ -96,7 +97,7 @@ def _judged(seen: Beside, answers: Counter[Any] | None = None, *, statuses: tupl
     return Outcome(held, words + (f"; the attacker got {got}" if got else ""), seen.figures())
 
 
-def _stalling(name: str, what: str, body: Callable[[], bytes], threads: int = 4, statuses: tuple[int, ...] = (400,)) -> Attack:
+def stalling(name: str, what: str, body: Callable[[], bytes], threads: int = 4, statuses: tuple[int, ...] = (400,)) -> Attack:
     """An attack by the same request from several connections at once."""
     def run(options: Any) -> Outcome:
         sent = body()
@@ -258,8 +259,8 @@ def serve_malformed(options: Any) -> Outcome:
               b"[" + b"[]," * 5_000_000 + b"0]",
               ask("\ud800"), ask("?", stop=["\udfff"]), ask("?", seed=10**4299), ask("?", metadata={"\ud800": 1}),
               ask("?" * 3_000_000),
-              ask([{"type": "image_url", "image_url": {"url": _url("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\nshowpage")}}, TEXT]),
-              ask([{"type": "image_url", "image_url": {"url": _url("image/png", b"\x89PNG\r\n\x1a\n" + b"x" * 99)}}, TEXT])]
+              ask([{"type": "image_url", "image_url": {"url": data_url("image/png", b"%!PS-Adobe-3.0 EPSF-3.0\nshowpage")}}, TEXT]),
+              ask([{"type": "image_url", "image_url": {"url": data_url("image/png", b"\x89PNG\r\n\x1a\n" + b"x" * 99)}}, TEXT])]
     with serving() as server:
         statuses = Counter(post(server, body)[0] for body in bodies)
     words = ", ".join(f"{n} x {s}" for s, n in sorted(statuses.items()))
@@ -355,21 +356,21 @@ def serve_soak(options: Any) -> Outcome:
 
 _FREE = "the other client's answer takes less than 3 times its quiet time, memory is bounded"
 ATTACKS = [
-    _stalling("serve_stop_text", "a stop text of 1 MB", lambda: ask("red circle", stop=["x" * 1_000_000])),
-    _stalling("serve_stop_texts", "16 stop texts that overlap themselves, as long as allowed, over long answers",
+    stalling("serve_stop_text", "a stop text of 1 MB", lambda: ask("red circle", stop=["x" * 1_000_000])),
+    stalling("serve_stop_texts", "16 stop texts that overlap themselves, as long as allowed, over long answers",
               lambda: ask("red circle", stop=["<" * 255 + chr(97 + n) for n in range(16)], max_tokens=200), statuses=(200,)),
-    _stalling("serve_text", "20 MB of text", lambda: ask("a " * 10_000_000)),
-    _stalling("serve_text_as_allowed", "as much text as is tokenised", lambda: ask("ab" * 130_000)),
-    _stalling("serve_pictures", "6 pictures of 9400 x 9400", lambda: ask([*[_png(9400)] * 6, TEXT])),
-    _stalling("serve_pictures_as_allowed", "6 pictures of 7000 x 7000, which are decoded",
+    stalling("serve_text", "20 MB of text", lambda: ask("a " * 10_000_000)),
+    stalling("serve_text_as_allowed", "as much text as is tokenised", lambda: ask("ab" * 130_000)),
+    stalling("serve_pictures", "6 pictures of 9400 x 9400", lambda: ask([*[_png(9400)] * 6, TEXT])),
+    stalling("serve_pictures_as_allowed", "6 pictures of 7000 x 7000, which are decoded",
               lambda: ask([*[_png(7000)] * 6, TEXT], max_tokens=1), statuses=(200, 400)),
-    _stalling("serve_deep_picture", "a picture of 9400 x 9400 in 16 bits", lambda: ask([_png(9400, "I;16"), TEXT])),
-    _stalling("serve_deep_picture_as_allowed", "a picture of 7000 x 7000 in 16 bits",
+    stalling("serve_deep_picture", "a picture of 9400 x 9400 in 16 bits", lambda: ask([_png(9400, "I;16"), TEXT])),
+    stalling("serve_deep_picture_as_allowed", "a picture of 7000 x 7000 in 16 bits",
               lambda: ask([_png(7000, "I;16"), TEXT], max_tokens=1), statuses=(200,)),
-    _stalling("serve_many_frames", "a clip of 10,000 frames of 64 x 64", lambda: ask([_clip(10_000, 64), TEXT]),
+    stalling("serve_many_frames", "a clip of 10,000 frames of 64 x 64", lambda: ask([_clip(10_000, 64), TEXT]),
               statuses=(200, 400)),
-    _stalling("serve_large_frames", "a clip of 4 frames of 8000 x 8000", lambda: ask([_clip(4, 8000), TEXT])),
-    _stalling("serve_largest_frames", "a clip of 1 frame of 16000 x 16000", lambda: ask([_clip(1, 16000), TEXT]), threads=2),
+    stalling("serve_large_frames", "a clip of 4 frames of 8000 x 8000", lambda: ask([_clip(4, 8000), TEXT])),
+    stalling("serve_largest_frames", "a clip of 1 frame of 16000 x 16000", lambda: ask([_clip(1, 16000), TEXT]), threads=2),
     attack("300 connections with half a head", f"closed after --header-timeout; {_FREE}")(serve_half_heads),
     attack("20 bodies of 190 MB that do not end", f"at most --max-held-mib are held; {_FREE}")(serve_bodies),
     attack("bodies in chunks of one byte", _FREE)(serve_one_byte_chunks),

@@ -17,6 +17,7 @@ import pytest
 from mmrl.alarms import Alarm
 from mmrl.config import OperationsConfig
 from mmrl.errors import ConfigError, MissingExtraError
+from mmrl.operations import lock as lock_module
 from mmrl.operations.interrupts import Interrupted, Interrupts
 from mmrl.operations.lock import RunLock
 from mmrl.operations.prometheus import ALARMS, RunCollector, metric_name, metrics_endpoint
@@ -29,6 +30,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from mmrl.errors import ConfigError
+from mmrl.operations import lock as lock_module
 from mmrl.operations.lock import RunLock
 lock = RunLock(Path(sys.argv[1]), beat_s=float(sys.argv[2]), stale_s=float(sys.argv[3]))
 try:
@@ -109,6 +111,31 @@ def test_a_killed_holder_is_recognised_at_once_and_another_host_by_its_age(tmp_p
     lock.release()
 
 
+def test_a_process_is_told_by_when_it_was_started(tmp_path: Path) -> None:
+    """By the kernel's own clock since boot, however its program is called: the name stands in the same line as the time."""
+    program = tmp_path / "a) R 1 2 (b"
+    program.symlink_to("/bin/sh")
+    ticks = 2 / os.sysconf("SC_CLK_TCK")
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    process = subprocess.Popen([program, "-c", "read line"], stdin=subprocess.PIPE)
+    try:
+        after = time.clock_gettime(time.CLOCK_BOOTTIME)
+        born = lock_module._born(process.pid)
+        assert born is not None and before - ticks <= born <= after + ticks
+        assert Path(f"/proc/{process.pid}/comm").read_text().strip() == program.name
+        time.sleep(3 * ticks)
+        assert lock_module._born(process.pid) == born, "no time it has used, and nothing that grows"
+    finally:
+        process.kill()
+        process.stdin.close()  # type: ignore[union-attr]
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    assert lock_module._born(process.pid) is None, "nobody has waited for it yet, and it holds nothing"
+    process.wait()
+    assert lock_module._born(process.pid) is None
+
+
+@pytest.mark.slow
 def test_a_restart_of_the_same_launch_waits_for_a_dead_hosts_lock(tmp_path: Path, capfd: pytest.CaptureFixture[str],
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job7")
@@ -321,6 +348,7 @@ def test_every_alarm_is_a_series_from_the_start() -> None:
     assert counts() == {**dict.fromkeys(ALARMS, 0.0), "logprob_gap": 1.0}
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_and_a_missing_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Any] = []
 

@@ -1,7 +1,6 @@
 """Pictures and clips that say one thing and are another, or cost far more than their bytes: refused by their headers."""
 from __future__ import annotations
 
-import io
 import os
 import tracemalloc
 from pathlib import Path
@@ -12,6 +11,7 @@ from PIL import Image
 
 from mmrl.errors import MediaError
 from mmrl.media import open_image
+from scripts._torture_trust_pictures import progressive_jpeg
 from tests.clip_kit import make_clip
 from video import file_identity
 from video.bounds import ClipBounds, bounds, set_bounds
@@ -64,14 +64,8 @@ def test_listed_formats_are_opened(name: str, tmp_path: Path) -> None:
 
 
 def with_scans(folder: Path, count: int) -> Path:
-    """A progressive JPEG of grey whose last scan, which adds nothing, stands there `count` times more."""
-    stream = io.BytesIO()
-    Image.new("L", (64, 64), 100).save(stream, "JPEG", progressive=True)
-    data = stream.getvalue()
-    last, end = data.rindex(b"\xff\xda"), len(data) - 2
-    assert data[end:] == b"\xff\xd9"
     path = folder / f"{count}.jpg"
-    path.write_bytes(data[:end] + data[last:end] * count + data[end:])
+    path.write_bytes(progressive_jpeg(64, count))
     return path
 
 
