@@ -46,7 +46,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "mmrl/group_rewards.py": ("tests/test_group_rewards.py", "tests/test_group_filter.py"),
     "mmrl/manifest.py": ("tests/test_manifest.py",),
     "mmrl/checkpoint.py": ("tests/test_checkpoint_files.py", *_STATE),
-    "mmrl/scoring.py": ("tests/test_scoring.py", "tests/attacks/test_state_scores.py"),
+    "mmrl/scoring.py": ("tests/test_scoring_parts.py", "tests/test_scoring_workers.py", "tests/test_scoring.py",
+                        "tests/attacks/test_state_scores.py"),
 }
 """Module -> the test files that are to notice its defects, quick ones first."""
 REQUIRED = 0.9
