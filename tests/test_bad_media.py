@@ -98,6 +98,7 @@ def run(
     return trainer.folder.path, trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", first_fast([True, False]))
 def test_training_goes_on_beside_bad_pictures(dynamic: bool, tmp_path: Path) -> None:
     bad, odd = bad_pictures(tmp_path / "bad"), odd_pictures(tmp_path / "odd")
@@ -136,6 +137,7 @@ def broken_run(folder: Path, held: bool) -> tuple[str, Path]:
     return config_file(folder / "c.yaml", tree), bad
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize("held", [False, True])
 def test_a_broken_picture_ends_a_run_that_raises_and_it_resumes_once_the_picture_is_mended(held: bool, tmp_path: Path) -> None:
     config, bad = broken_run(tmp_path / "a", held)

@@ -39,6 +39,7 @@ print(len(different), different[:5])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", first_fast(["", "avx2"]))
 def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it(capability: str) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "MKL_CBWR"} | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}

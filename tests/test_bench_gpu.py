@@ -46,6 +46,7 @@ def test_without_a_gpu_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, ca
     assert "--smoke needs --out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_is_a_row() -> None:
     row: dict[str, object] = {"forward": "padded"}
     with guarded(Setting("smoke", device="cpu"), row):
@@ -53,6 +54,7 @@ def test_running_out_of_memory_is_a_row() -> None:
     assert row == {"forward": "padded", "out_of_memory": "CUDA out of memory. Tried to allocate 2.00 GiB."}
 
 
+@pytest.mark.slow
 def test_a_measurement_that_crashes_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(module: str, arguments: object, *, timeout: float) -> dict[str, object]:
         raise RuntimeError("ended with status -9:\nkilled")

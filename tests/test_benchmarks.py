@@ -24,6 +24,7 @@ def start(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
                           capture_output=True, timeout=120)
 
 
+@pytest.mark.check_takes(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in HEAVY else n for n in SCRIPTS])
 def test_a_benchmark_explains_itself(name: str) -> None:
     done = start(name, "--help")
@@ -31,6 +32,7 @@ def test_a_benchmark_explains_itself(name: str) -> None:
     assert f"scripts.{name}" in done.stdout and "--" in done.stdout
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize(("name", "arguments"), [
     ("bench_learning", ("--only", "iuo")), ("bench_rewards", ("--only", "no-such-reward")), ("bench_vs_trl", ("--settings", "z"))])
 def test_an_unknown_name_is_refused_before_anything_runs(name: str, arguments: tuple[str, str]) -> None:

@@ -247,6 +247,7 @@ def small(tmp_path: Path, **sections: Any) -> Any:
     return load_config(config_file(tmp_path / "c.yaml", small_run(tmp_path / "runs", train_file, **sections)))
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_an_alarm_and_the_last_save_fails_loudly(tmp_path: Path) -> None:
     settings = small(tmp_path, train={"steps": 3, "save_every": 1, "keep_last": 5})
     events: list[Any] = []

@@ -125,6 +125,7 @@ def problems(result: Conformance, check: str) -> str:
     return " | ".join(p for finding in result.findings if finding.check == check for p in finding.problems)
 
 
+@pytest.mark.slow
 def test_grounding_keeps_its_contract_and_its_boxes_can_be_seen(tiny: str, tmp_path: Path) -> None:
     result = check_task("grounding", model=tiny, out=tmp_path, limit=12)
     assert result.ok, [f for f in result.findings if not f.ok]
@@ -144,6 +145,7 @@ def test_a_task_without_boxes_passes_too(tiny: str, tmp_path: Path) -> None:
     assert result.ok, [f for f in result.findings if not f.ok]
 
 
+@pytest.mark.check_takes(2)
 @pytest.mark.parametrize(("name", "expected"), [
     ("BadData", {"ids are unique", "loading is deterministic", "samples survive the log"}),
     ("BadReward", {"gold scores 1", "wrong scores 0", "garbage scores 0 with a reason", "value is the weighted sum",
@@ -284,6 +286,7 @@ def test_the_frame_of_a_configuration_is_asked_for_and_drawn(tiny: str, tmp_path
         assert encoder.template.frame is frame and FRAME_WORDS[frame] in text and "Look." in text and name == tiny
 
 
+@pytest.mark.slow
 def test_a_configuration_without_the_task_or_with_broken_rows_is_named(tiny: str, tmp_path: Path) -> None:
     data = make_scenes(tmp_path / "scenes", count=3, seed=0)
     with Path(data).open("a", encoding="utf-8") as file:

@@ -38,6 +38,7 @@ def run(folder: Path, contrast: dict[str, Any], **sections: Any) -> tuple[Traine
     return made, made.schedule.tally.groups
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize(("kind", "touched"), [("shuffle", {"m0", "m1"}), ("mirror", {"m0", "m1", "m2", "m4"}),
                                                ("mask", {"m0", "m1", "m2", "m4"}), ("question_only", {"m0", "m1", "m2", "m4"})])
 def test_only_inputs_the_view_changes_get_a_second_group(tmp_path: Path, kind: str, touched: set[str]) -> None:
@@ -61,6 +62,7 @@ def test_only_inputs_the_view_changes_get_a_second_group(tmp_path: Path, kind: s
     assert row["train/contrast/gap"] == pytest.approx(row["train/contrast/plain"] - row["train/contrast/changed"])
 
 
+@pytest.mark.slow
 def test_changed_rollouts_are_logged_apart_and_score_the_same_again(tmp_path: Path) -> None:
     from mmrl.evaluation.rescore import rescore
 
@@ -84,6 +86,7 @@ def test_changed_rollouts_repeat_and_differ_from_the_plain_ones(tmp_path: Path) 
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", first_fast([
     {}, {"dynamic_sampling": True, "max_rounds": 2}, {"advantage_scale": "batch"}, {"advantage_scale": "ema"},
     {"aggregation": "gdpo"}]), ids=str)

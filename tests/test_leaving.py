@@ -57,6 +57,7 @@ def test_a_launched_process_is_not_aborted_by_a_thread_of_its_process_group(tmp_
     assert "terminate called" not in done.stderr and done.stdout.split("\n")[-2:] == ["ended with [0]", ""], done.stderr[-2000:]
 
 
+@pytest.mark.check_takes(2)
 @pytest.mark.parametrize(("ending", "status", "said"), [
     ("pass", 0, ""), ("sys.exit(143)", 143, ""), ("sys.exit('no')", 1, "no"), ("raise MMRLError('mend it')", 2, "error: mend it"),
     ("raise KeyError('x')", 1, "KeyError: 'x'"), ("raise KeyboardInterrupt", 130, "interrupted")])

@@ -60,6 +60,7 @@ def held(parameters: Any) -> int:
 # ---- what is held throughout
 
 
+@pytest.mark.check_takes(3)
 @pytest.mark.parametrize(("arch", "variant"), [
     *(("qwen2_5_vl", variant) for variant in VARIANTS), ("qwen2_vl", "frozen"), ("qwen3_vl", "lora")])
 def test_parts_equal_the_bytes_of_a_loaded_run(arch: str, variant: str, folders: Any) -> None:
@@ -157,6 +158,7 @@ def activations(p: Policy, run: RunConfig, micro: Micro, attn: str, *, checkpoin
                         checkpointing=checkpointing)
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize(("arch", "variant", "attn"), [
     ("qwen2_vl", "lora", "flash_attention_2"), *first_fast([("qwen3_vl", name, "sdpa") for name in ("fp32", "frozen", "lora")]),
@@ -184,6 +186,7 @@ def allocated_peak(function: Any) -> int:
     return peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
 @pytest.mark.parametrize("variant", first_fast(["lora", "frozen"]))
 def test_peak_of_an_update_is_within_a_third(variant: str, checkpointing: bool, folders: Any) -> None:
@@ -262,6 +265,7 @@ def test_embodied_runs_are_pipelined_in_several_processes() -> None:
     assert "GiB of 80.0 in each of 8 processes (ddp)" in out, out
 
 
+@pytest.mark.slow
 def test_settings_that_save_memory_do() -> None:
     base = full()
     plain = estimate(base)
@@ -316,6 +320,7 @@ def test_a_run_that_does_not_fit_its_device_is_warned(folders: Any, monkeypatch:
     assert said[1].startswith("yellow:memory: about") and "out of memory" in said[1]
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = config_file(tmp_path / "run.yaml", small_run(tmp_path, str(tmp_path / "none.jsonl"), model={
         "path": "Qwen/Qwen2.5-VL-7B-Instruct", "device": None}))

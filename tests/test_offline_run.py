@@ -150,6 +150,7 @@ def test_a_wrong_demonstration_is_pushed_down(tmp_path: Path) -> None:
         assert made.updater.credit.assign([group])[group.key][-1] < 0
 
 
+@pytest.mark.check_takes(2)
 @pytest.mark.parametrize(("options", "own", "replaced"), [
     ({"replace": True}, 3, 0), ({"replace": False}, 4, 0), ({"replace": True, "only_when_failing": True}, 3, 1),
     ({"replace": False, "only_when_failing": True}, 4, 0)])
@@ -188,6 +189,7 @@ def with_scorer(made: Trainer) -> None:
         made.schedule = SerialSchedule(made.config, made.policy, made.engine, scorer, made.train_sources, made.world)
 
 
+@pytest.mark.slow
 def test_gold_answers_need_no_data_and_end_with_until(tmp_path: Path) -> None:
     made = trainer(tmp_path, {"per_group": 1, "gold": True, "until": 0.5}, [{}, {}, {"offline": [{"text": "mine"}]}],
                    train={"steps": 4, "prompts_per_step": 3})
@@ -215,6 +217,7 @@ def test_what_cannot_be_used_is_recorded_and_never_cut(tmp_path: Path) -> None:
     assert told == {"demonstration: the task's gold answer failed: LookupError: nobody knows"}
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize("algorithm", [
     {"aggregation": "gdpo", "contrast": {"kind": "mask", "skip": False}, "overlong": "soft", "overlong_buffer": 4},
     {"advantage_scale": "ema", "kl": {"coef": 0.1}, "epochs": 2, "minibatches": 2},

@@ -79,6 +79,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
+@pytest.mark.slow
 def test_the_same_reward_gives_exactly_the_logged_scores(run: Path) -> None:
     files = logs(run)
     assert len(files) == 4
@@ -221,6 +222,7 @@ def _label_free_log(path: Path, count: int, keyed: bool) -> list[Score]:
     return [score for group in alone for score in group]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", first_fast([2, 1]))
 @pytest.mark.parametrize("keyed", first_fast([True, False]))
 def test_groups_that_judge_themselves_are_rescored_as_groups(tmp_path: Path, count: int, keyed: bool) -> None:

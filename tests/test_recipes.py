@@ -219,6 +219,7 @@ def cloned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder, settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changed", "said"), [
     ("env.tasks=[PickCube-v1]", "expected env.tasks ['PickCube-v1'], found ['PushCube-v1']"),
     ("env.horizon=80", "expected env.horizon 80, found 40"), ("demos.path=/other", "expected demos.path '/other', found '/"),

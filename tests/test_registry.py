@@ -145,6 +145,7 @@ def test_a_class_that_lacks_methods_is_told_which(tmp_path: Path) -> None:
         task_from_spec(f"{path}:Half")
 
 
+@pytest.mark.check_takes(2)
 @pytest.mark.parametrize("module", ["tasks.maze", "tasks.jigsaw", "tasks.playground", "tasks.pages", "tasks.scenes"])
 def test_generators_run_as_modules(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=Path(__file__).resolve().parent.parent,

@@ -25,6 +25,7 @@ def found() -> list[Block]:
     return [block for block in reward_table.blocks() if not block.fixture.name.startswith("math")]  # these ask a verifier process
 
 
+@pytest.mark.slow
 def test_every_difference_is_named_and_nearly_all_are_equal(found: list[Block]) -> None:
     wrong = [line for line in reward_table.problems(found) if "preset without a row: math:" not in line]
     assert wrong == []

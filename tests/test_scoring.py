@@ -99,6 +99,7 @@ WRONG = {"raise": "reward_error: KeyError: 'no such box'", "nan": "reward_error"
          "nan metric": "expected finite metrics"}
 
 
+@pytest.mark.check_takes(2)
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_rewards_that_raise_or_lie_are_recorded_and_harm_no_other(spec: str, workers: int) -> None:
     texts = among_good(list(WRONG))
@@ -124,6 +125,7 @@ def test_a_busy_loop_alone_in_a_batch_is_ended(spec: str) -> None:
         check(["loop"], s.score(jobs(["loop"])), {"loop": "reward_timeout"})
 
 
+@pytest.mark.slow
 def test_every_worker_count_gives_the_same_scores(spec: str) -> None:
     texts = [*GOOD, "raise", "0.3"]
     results = []
@@ -133,6 +135,7 @@ def test_every_worker_count_gives_the_same_scores(spec: str) -> None:
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.slow
 def test_no_jobs_and_fewer_jobs_than_workers(spec: str) -> None:
     with scorer(spec, 3) as s:
         assert s.score([]) == []

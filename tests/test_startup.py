@@ -42,6 +42,7 @@ def test_a_clean_folder_passes_and_nothing_is_imported(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["all ours", "[]"], done.stderr
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize("name", COMPANION_PACKAGES)
 def test_a_package_in_the_current_folder_is_named(name: str, tmp_path: Path) -> None:
     write(tmp_path / name / "__init__.py")

@@ -201,6 +201,7 @@ def test_padded_forward_and_any_token_budget_give_the_same_run(tmp_path: Path, d
     assert packed["one"] == packed["all"] == packed["shared"], "the budget cuts between groups and repeats no prompt"
 
 
+@pytest.mark.slow
 def test_epochs_and_minibatches_count_and_change_the_ratio(tmp_path: Path, data: tuple[str, str]) -> None:
     one, rows = train(tmp_path, data, "one", train={"prompts_per_step": 4})
     two, more = train(tmp_path, data, "two", algorithm={"epochs": 2, "minibatches": 2}, train={"prompts_per_step": 4})
@@ -211,6 +212,7 @@ def test_epochs_and_minibatches_count_and_change_the_ratio(tmp_path: Path, data:
     assert more[0]["train/logprob_gap/max"] < 1e-5, "the gap is measured before the weights move"
 
 
+@pytest.mark.slow
 def test_learning_rate_follows_the_optimizer_steps(tmp_path: Path, data: tuple[str, str]) -> None:
     _, rows = train(tmp_path, data, optim={"lr": 0.004, "warmup_steps": 2, "schedule": "linear"}, train={"steps": 4})
     assert [r["train/lr"] for r in rows] == pytest.approx([0.002, 0.004, 0.004, 0.002])

@@ -81,6 +81,7 @@ def _settings(importance, aggregate) -> ObjectiveSettings:
     return ObjectiveSettings(importance=importance, aggregate=aggregate, kl_coef=0.1, max_completion_length=20)
 
 
+@pytest.mark.check_takes(4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("importance", "aggregate"), VARIANTS)
 def test_micro_batch_size_order_and_ranks_change_nothing(importance, aggregate, dtype) -> None:

@@ -75,6 +75,7 @@ def test_a_stamp_from_the_future_is_renewed_at_the_next_use(tmp_path: Path) -> N
     assert file.stat().st_atime < time.time() + DAY
 
 
+@pytest.mark.slow
 def test_nothing_that_waits_or_measures_reads_the_wall_clock() -> None:
     found = set()
     for folder in ("mmrl", "tasks", "rewards", "video", "robotics"):

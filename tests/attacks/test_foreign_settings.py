@@ -122,6 +122,7 @@ def test_a_task_that_the_user_named_still_has_the_parameters_it_was_trained_with
     assert results["protocol"]["data"][0]["params"] == {"prompt": "Count: {question}"}
 
 
+@pytest.mark.slow
 def test_eval_opens_no_folder_and_takes_no_machine(model: Path, data: Path, tmp_path: Path, threads: None) -> None:
     """The checkpoint names the user's own cache and a tiny limit: it would be emptied."""
     from video.store import TensorStore
@@ -180,7 +181,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k == "deep" else k for k in BOMBS])
 def test_a_hostile_configuration_is_an_error(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ck" / "trainer").mkdir(parents=True)
@@ -275,6 +276,7 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
             yield node
 
 
+@pytest.mark.slow
 def test_every_load_refuses_remote_code() -> None:
     """Left out, transformers asks on the terminal whether to run it."""
     calls = [(path.name, call) for folder in ("mmrl", "tasks", "video", "rewards") for path in (REPO / folder).rglob("*.py")

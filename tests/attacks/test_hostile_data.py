@@ -37,7 +37,7 @@ def sparse(path: Path, size: int = 1 << 40) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["data.jsonl", "data.json", "dataset_info.json"])
+@pytest.mark.parametrize("name", [pytest.param("data.jsonl", marks=pytest.mark.slow), "data.json", "dataset_info.json"])
 def test_a_sparse_file_of_a_tebibyte_is_not_read(name: str, tmp_path: Path) -> None:
     sparse(tmp_path / name)
     with pytest.raises(DataError, match=r"at most|found nothing|found '"):
@@ -117,7 +117,7 @@ def bomb(path: Path, kind: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["rows", "values", "list"])
+@pytest.mark.parametrize("kind", ["rows", pytest.param("values", marks=pytest.mark.slow), "list"])
 def test_a_parquet_bomb_is_refused(kind: str, tmp_path: Path) -> None:
     """Tens of kilobytes that stand for millions of rows, 5 GB of texts, or 5 GB of pictures in one row."""
     path = bomb(tmp_path / "data.parquet", kind)

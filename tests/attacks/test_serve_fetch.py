@@ -192,6 +192,7 @@ def drip(head: bytes, every_s: float = 0.1) -> Callable[[socket.socket, bytes], 
     return talk
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nX-Long: ", b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"])
 def test_one_deadline_holds_while_bytes_drip(head: bytes, tmp_path: Path) -> None:
     """Each byte renewed the time limit of the socket before."""
@@ -209,6 +210,7 @@ def test_what_is_fetched_is_bounded(tmp_path: Path) -> None:
             fetch(f"http://127.0.0.1:{port}/".replace("http", "gopher"), tmp_path, f"127.0.0.1:{port}")
 
 
+@pytest.mark.slow
 def test_one_client_whose_hosts_are_slow_leaves_room_for_others(tmp_path: Path) -> None:
     """A handful of requests to a host that drips held all places until their time was up, again and again."""
     async def both(slow: int, fast: int) -> tuple[Fetcher, list[str], list[str]]:

@@ -92,6 +92,7 @@ def test_stop_texts_media_and_texts_are_bounded_before_work() -> None:
     assert "--max-stop-chars" in str(refused(raw(json.dumps("x" * 1_000_000), stop="HERE"))), "the default holds, too"
 
 
+@pytest.mark.slow
 @given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=4), st.integers(1, 5))
 @settings(max_examples=400)
 def test_stop_texts_are_found_as_python_finds_them(text: str, stops: list[str], width: int) -> None:
@@ -133,6 +134,7 @@ def test_work_per_token_does_not_grow_with_the_answer(text: str) -> None:
     assert tokenizer.decoded < 120 * len(ids)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, len(TOKENIZER) - 1), min_size=20, max_size=80))
 @settings(max_examples=150)
 def test_long_rows_of_broken_characters_are_given_as_they_decode(ids: list[int]) -> None:

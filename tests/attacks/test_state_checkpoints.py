@@ -71,6 +71,7 @@ def where(run: Path) -> tuple[int, dict[int, str]]:
     return start.step, start.damaged
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_noticed(calm: Path) -> None:
     """One in the first and the last byte of every file, and 40 anywhere: every one of them is named with its file."""
     run = copied(calm, "flips")

@@ -59,6 +59,7 @@ def replaced(path: str) -> bytes:
     return before
 
 
+@pytest.mark.slow
 def test_pictures_replaced_under_a_run_are_noticed_when_it_is_resumed(calm: Path) -> None:
     known = read_before(calm)
     trained = [path for path in known if not path.endswith("4.png")]

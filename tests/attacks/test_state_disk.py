@@ -71,6 +71,7 @@ def test_a_disk_that_fills_up_under_a_run(tmp_path: Path, disk: Path) -> None:
         subprocess.run(["rm", "-rf", str(run)], check=True)
 
 
+@pytest.mark.slow
 def test_a_disk_that_becomes_read_only(tmp_path: Path, disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not os.path.ismount(disk):
         return  # another user's folder is refused below, by the same words

@@ -116,7 +116,8 @@ def values(texts: Sequence[str]) -> list[float]:
     return [float(text.split()[0]) for text in texts]
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
 def test_a_reward_that_forks_gives_no_score_to_another_completion(spec: str, workers: int) -> None:
     with scorer(spec, workers) as s:
         for first, bad in ((0.1, ("fork", "c fork")), (0.3, ("fork", "thread fork", "fork and sleep")), (0.5, ()),
@@ -188,6 +189,7 @@ def test_how_long_the_run_waits_for_an_answer() -> None:
     assert mmrl.scoring._patience([10.0, 90.0], 5.0, 91.0) == 0.0
 
 
+@pytest.mark.slow
 def test_waiting_for_a_reward_that_hangs_is_waiting(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real loop sleeps until the earliest deadline: a handful of waits, none past it."""
     waits: list[float] = []

@@ -58,6 +58,7 @@ def run_of(tmp_path: Path, **sections: Any) -> Any:
     return config_file(tmp_path / "c.yaml", tree)
 
 
+@pytest.mark.slow
 def test_a_run_on_rows_with_half_characters_goes_on_and_keeps_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run_of(tmp_path)
     trainer = Trainer(load_config(path))

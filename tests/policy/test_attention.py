@@ -99,6 +99,7 @@ def relative_error(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> fl
 # ---- the same numbers
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize("attn", OTHERS)
 @pytest.mark.parametrize("arch", first_fast(ARCHITECTURES))
 def test_every_attention_equals_sdpa(arch: str, attn: str) -> None:

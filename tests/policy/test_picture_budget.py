@@ -22,6 +22,7 @@ def policy_with(arch: str, **budget: Any) -> Policy:
     return load_policy(ModelConfig(path=tiny_folder(arch), device="cpu"), DataConfig(**budget))
 
 
+@pytest.mark.check_takes(4)
 @pytest.mark.parametrize("budget", [{}, {"max_pixels": 9000}, {"min_pixels": 9500},
                                     {"min_pixels": 12000, "max_pixels": 40000},
                                     {"min_pixels": 25000, "max_pixels": 25000}], ids=str)

@@ -71,6 +71,7 @@ def relative_error(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> fl
     return float(difference / torch.stack([b[n].double().norm() for n in b]).norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", first_fast(ARCHITECTURES))
 @given(drawn=groups, budget=st.integers(1, 400), temperature=st.sampled_from([1.0, 0.7, 1.6]))
 @few
@@ -151,6 +152,7 @@ def test_the_models_of_these_tests_notice_what_they_should(arch: str) -> None:
     assert (p.logp(seen).logp_N.detach() - base).abs().max() > 100 * LIMIT
 
 
+@pytest.mark.check_takes(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -29,6 +29,7 @@ def prompts_of(p: Any, paths: list[str]) -> list[Any]:
 CLIP_BYTES = 113_472  # of one of them in the cache
 
 
+@pytest.mark.slow
 def test_a_bound_smaller_than_the_data_evicts_and_trains_on(tmp_path: Path) -> None:
     paths = clips(tmp_path / "clips", 12)
     p = policy_of("qwen2_5_vl", cache=str(tmp_path / "cache"), limit=4 * CLIP_BYTES + 9000)
@@ -83,6 +84,7 @@ def test_what_a_step_has_encoded_cannot_vanish_under_it(tmp_path: Path) -> None:
         p.encoder.visuals.lease(prompt.visuals)
 
 
+@pytest.mark.slow
 def test_a_clip_that_vanishes_in_the_middle_of_training_is_one_failed_group(tmp_path: Path) -> None:
     data = mixed_file(tmp_path / "data")
     tree = small_run(tmp_path / "runs", data, train={"steps": 3, "prompts_per_step": 5}, algorithm={"dynamic_sampling": False},

@@ -165,6 +165,7 @@ def test_odd_facts_of_a_clip_are_left_out() -> None:
 
 # the page
 
+@pytest.mark.slow
 def test_every_clip_gets_a_labelled_filmstrip_of_its_own_frames(made: Path) -> None:
     found = cards(section(made / "report.html", "gallery"))
     assert set(found) == {f"clips-{kind}" for kind in SOURCES}

@@ -97,6 +97,7 @@ def test_gains_are_of_the_rows_that_measure_the_metric(run: Path) -> None:
     assert len(each) == 6 and found["greedy", "macro"].mean == pytest.approx(sum(each) / 6)
 
 
+@pytest.mark.slow
 def test_the_gallery_shows_every_source_and_task_whatever_gallery_json_says(mixed_run: MixedRun) -> None:
     covering = [f"{t}-1" for t in HEADLINES]
     for number, (ids, count) in enumerate(((None, 14), (["grounding-3"], 14), ([], 14), (covering, 7))):

@@ -145,6 +145,7 @@ def test_lone_surrogates_in_a_file_do_not_stop_the_report(new_run: NewRun) -> No
     assert "? the red" in Page(build_report(run)).text
 
 
+@pytest.mark.check_takes(3)
 @pytest.mark.parametrize("missing", [
     "run.json", "config.yaml", "metrics.jsonl", "alarms.jsonl", "gallery.json", "eval", "pictures",
     "eval/step_000030/results.json", "eval/step_000030/predictions.jsonl"])

@@ -34,6 +34,7 @@ def test_a_run_in_which_nothing_was_trained_says_so_in_red_and_is_never_calm(new
         assert ("class=\"calm\"" in page.source) is False
 
 
+@pytest.mark.check_takes(2)
 @pytest.mark.parametrize(("rows", "said"), [
     ([], "No step has been taken yet: no alarm could be raised."),
     ([{"train/grad_norm": 0.5}] * 2, "No alarm was raised in 2 steps; most count 3 steps in a row."),

@@ -158,6 +158,7 @@ def _jittered(rng: np.random.Generator, item: tuple[str, Box], size: float, coun
     return [(item[0], tuple(float(v) for v in np.asarray(item[1]) + rng.uniform(-size, size, 4))) for _ in range(count)]
 
 
+@pytest.mark.check_takes(5)
 @pytest.mark.parametrize("size", [1e-6, 1.0, 3.0])
 @pytest.mark.parametrize("mode", ["f1", "f1 squared", "f1 above a half", "f1 dynamic", "scene_graph"])
 def test_near_copies_earn_no_more_than_the_best_of_them_alone(mode: str, size: float) -> None:

@@ -70,6 +70,7 @@ def test_unsolved_episodes_are_named_and_filmed(tmp_path: Path, capsys: pytest.C
     assert "| tiny pick | 0/2 | - |" in update_readme.experts()
 
 
+@pytest.mark.slow
 def test_tasks_done_survive_an_interrupt_and_missing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     real, done = check_experts._row, []
 

@@ -104,6 +104,7 @@ def test_the_critics_judgement_is_that_of_plain_loops(model: Path, level: str) -
             assert table is found.values or flat[len(wanted):] == [0.0] * (len(flat) - len(wanted))
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize("level", ["chunk", "action"])
 @pytest.mark.parametrize("norm", ["trajectory", "token"])
 def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str) -> None:

@@ -165,7 +165,7 @@ def test_it_cannot_be_trained(reach: ExternalPolicy) -> None:
 
 @pytest.mark.parametrize(("fault", "error", "said"), [
     ("die", PolicyError, r"expected actions on its stdout; it ended with status 3; its stderr ends:\nCUDA out of memory"),
-    ("hang", PolicyError, r"expected actions within 1.5 s, found none; it was ended"),
+    pytest.param("hang", PolicyError, r"expected actions within 1.5 s, found none; it was ended", marks=pytest.mark.slow),
     ("shape", PolicyError, r"expected actions float32 \(1, 2, 2\) .* found float32 \(1, 1, 2\)"),
     ("double", PolicyError, r"expected an array of uint8 or float32 with sizes >= 0, found float64"),
     ("nan", ActionError, r"expected finite actions, found nan for observation 0, step 1, dimension 0"),
@@ -187,7 +187,7 @@ def test_a_broken_process_is_named_and_ended(fault: str, error: type[Exception],
 
 
 @pytest.mark.parametrize(("fault", "error", "said"), [
-    ("hello_hang", PolicyError, "expected hello within 1 s, found none; it was ended"),
+    pytest.param("hello_hang", PolicyError, "expected hello within 1 s, found none; it was ended", marks=pytest.mark.slow),
     ("hello_garbage", PolicyError, "found b'Loading checkpoi' on its stdout"),
     ("hello_error", ConfigError, "expected timm 0.9.16, found none: pip install timm==0.9.16"),
     ("hello_chunk", PolicyError, "expected policy.chunk as a whole number of at least 1, found 0"),

@@ -81,6 +81,7 @@ def test_replies_carry_times_and_facts(pool: EnvPool) -> None:
     assert pool.stats().busy_s[0] - busy[0] == pytest.approx(reply.seconds) and pool.stats().busy_s[1] == busy[1]
 
 
+@pytest.mark.slow
 def test_slots_of_a_worker_queue_and_workers_overlap(pool: EnvPool) -> None:
     spec = EnvSpec("tiny", "push", 12, 32, options={"step_s": 0.1})
     for slot in range(4):
@@ -134,6 +135,7 @@ def test_a_slot_used_out_of_turn_is_refused_and_unharmed(pool: EnvPool) -> None:
         pool.reset(4, PUSH, STATES[0])
 
 
+@pytest.mark.slow
 def test_ready_without_work_returns_at_once_and_keeps_to_its_time(pool: EnvPool) -> None:
     begin = time.monotonic()
     assert pool.ready() == [] == pool.ready(30.0)
@@ -284,6 +286,7 @@ def test_wrong_settings_are_named(kwargs: dict[str, Any], words: str) -> None:
         EnvPool(0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_after_its_answer_takes_the_answer_along(pool: EnvPool) -> None:
     """One reply per slot: an observation of an episode that is already lost is not handed out."""
     pool.reset(0, PUSH, STATES[1])

@@ -149,6 +149,7 @@ def untied(model: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", first_fast([True, False]))
 @pytest.mark.parametrize("decode", first_fast(["parallel", "autoregressive"]))
 def test_lora_trains_the_rows_of_new_action_tokens_and_saves_them(model: Path, tmp_path: Path, tied: bool, decode: str) -> None:

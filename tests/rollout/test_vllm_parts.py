@@ -47,6 +47,7 @@ class Live:
 LORA = {"lora": {"r": 4, "alpha": 8, "vision": True, "target_modules": ["q_proj", "down_proj", "qkv"]}}
 
 
+@pytest.mark.check_takes(2)
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("options", [{}, LORA, {"freeze": ["vision", "projector"]}], ids=["full", "lora", "frozen"])
 def test_what_is_sent_is_what_a_checkpoint_holds(options: dict[str, Any], sharded: bool, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats
         max_size=5), inner, max_size=3)), max_leaves=8)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from((*body(), "temperature", "top_p", "top_k", "n", "max_tokens", "stop", "seed", "stream",
                                         "tools", "stream_options", "logprobs", "top_logprobs", "media_io_kwargs", "logit_bias",
                                         "zzz")),

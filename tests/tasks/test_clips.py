@@ -50,6 +50,7 @@ def _clips(folder: Path, task: str, count: int, seed: int = 1, **options: Any) -
 # ---------------------------------------------------------------- files and rows
 
 
+@pytest.mark.check_takes(2)
 @pytest.mark.parametrize("task", KINDS)
 def test_rows_are_read_by_their_own_task(task: str, tmp_path: Path) -> None:
     path = make_clips(tmp_path, task, 6, 5)
@@ -67,6 +68,7 @@ def test_rows_are_read_by_their_own_task(task: str, tmp_path: Path) -> None:
     assert all(Path(s.videos[0]).is_file() and not s.images for s in samples)
 
 
+@pytest.mark.check_takes(3)
 @pytest.mark.parametrize(("task", "kind"), EVERY_KIND)
 def test_same_seed_same_bytes_and_longer_sets_begin_with_shorter_ones(task: str, kind: str, tmp_path: Path) -> None:
     a, b, c, d = (_rows(make_clips(tmp_path / name, task, count, seed, 56, prefix=prefix, kinds=[kind]))
@@ -78,6 +80,7 @@ def test_same_seed_same_bytes_and_longer_sets_begin_with_shorter_ones(task: str,
         assert film != (tmp_path / "c" / row["video"]).read_bytes() and film != (tmp_path / "d" / other["video"]).read_bytes()
 
 
+@pytest.mark.slow
 def test_clips_are_small_real_and_cheap(tmp_path: Path) -> None:
     for task in KINDS:
         began = time.process_time()
@@ -108,6 +111,7 @@ def test_other_sizes_rates_and_grids(size: int, fps: float, seconds: float, grid
 # ---------------------------------------------------------------- questions about order
 
 
+@pytest.mark.check_takes(2)
 @pytest.mark.parametrize(("task", "kind"), [(t, k) for t, k in EVERY_KIND if t in TWINS])
 def test_twins_show_the_same_pictures_and_have_opposite_answers(task: str, kind: str, tmp_path: Path) -> None:
     clips = _clips(tmp_path, task, 6, kinds=[kind])
@@ -121,6 +125,7 @@ def test_twins_show_the_same_pictures_and_have_opposite_answers(task: str, kind:
             assert first["answer"] == second["answer"][::-1]
 
 
+@pytest.mark.slow
 def test_answers_are_balanced_and_the_first_twin_is_not_always_the_same() -> None:
     for task, kind in [(t, k) for t, k in EVERY_KIND if t in ("order", "direction")]:
         answers = [draw_clip(ClipSettings(task, 56, kinds=(kind,)), 2, i)[1]["answer"] for i in range(120)]
@@ -190,6 +195,7 @@ def _ordered(frames_NTF: np.ndarray) -> np.ndarray:
     return np.concatenate([x.reshape(len(x), -1) for x in (frames_NTF, steps.mean(1), np.abs(steps) > 0.01, turn, follows)], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "kind"), first_fast([(t, k) for t, k in EVERY_KIND if t in ("order", "direction")]))
 def test_one_frame_does_not_tell_and_the_order_does(task: str, kind: str) -> None:
     """Logistic regression and nearest neighbours on other clips of the kind: chance from a random frame or from the set of
@@ -209,6 +215,7 @@ def test_one_frame_does_not_tell_and_the_order_does(task: str, kind: str) -> Non
     assert (_logistic(_ordered(train), known, _ordered(test)) == truth).mean() > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "kind"), first_fast([("direction", "horizontal"), ("order", "move"), ("order", "cycle"),
                                                        ("direction", "vertical"), ("direction", "orbit")]))
 def test_not_even_a_frame_whose_place_is_known_tells(task: str, kind: str) -> None:
@@ -241,6 +248,7 @@ def _box(mask: np.ndarray) -> list[float]:
     return [float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)]
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize("task", ["appear", "repeat"])
 def test_spans_are_when_the_color_is_there(task: str, tmp_path: Path) -> None:
     for number, distractors in enumerate((0, 2)):
@@ -261,6 +269,7 @@ def test_spans_are_of_all_lengths_and_never_everything() -> None:
     assert max(seen.values()) < 50
 
 
+@pytest.mark.check_takes(1)
 @pytest.mark.parametrize("kind", KINDS["track"])
 def test_tracks_are_where_the_color_is(kind: str, tmp_path: Path) -> None:
     missing = 0
@@ -311,6 +320,7 @@ def test_first_box_is_what_tells_two_equal_shapes_apart() -> None:
         assert "first_box" not in row["params"] and len(set(kinds)) == 3
 
 
+@pytest.mark.slow
 def test_hits_are_the_turns_of_the_path(tmp_path: Path) -> None:
     counts = Counter()
     for frames, row in _clips(tmp_path, "collide", 24):

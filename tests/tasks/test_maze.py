@@ -178,6 +178,7 @@ def test_a_perfect_maze_has_one_way_and_loops_open_more() -> None:
     assert open_cells(0.5) > open_cells(0)
 
 
+@pytest.mark.slow
 def test_large_mazes_are_scored_in_milliseconds_and_threads_agree() -> None:
     sample = _sample(_as_rows(make_board(random.Random(3), 50, 0.1)))
     task, texts = Maze(mode="progress"), [f"<answer>{', '.join(['right', 'down', 'up'] * n)}</answer>" for n in range(1, 30)]

@@ -85,6 +85,7 @@ def test_examples_are_read_and_written_as_protobuf_does(features: dict[str, Any]
     assert parse_example(encode_example(features)) == features
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_example_are_a_value_error(data: bytes) -> None:
     with contextlib.suppress(ValueError):
