@@ -66,7 +66,8 @@ def train(config: RunConfig) -> Iterator[dict[str, float]]:
         norm, rate = take_step(optimizer, policy.trainable(), config.optim, tokens, step - 1, config.train.steps,
                                lambda norm: f"the gradient norm is {norm} in step {step}")  # noqa: B023 - called at once
         policy.publish()
-        yield {"step": step, "reward": fmean(x for row in rewards for x in row), "loss": loss_sum / max(tokens, 1.0), "grad_norm": norm, "lr": rate,
+        yield {"step": step, "reward": fmean(x for row in rewards for x in row),
+               "loss": loss_sum / max(tokens, 1.0), "grad_norm": norm, "lr": rate,
                "signal": sum(max(row) > min(row) for row in rewards) / len(rewards)}
 
 
