@@ -38,8 +38,8 @@ from scripts._mutation_worker import Zygote
 
 _STATE = ("tests/attacks/test_state_checkpoints.py", "tests/test_checkpoint.py")
 TESTS: dict[str, tuple[str, ...]] = {
-    "mmrl/alarms.py": ("tests/test_alarms.py",),
-    "mmrl/diagnosis.py": ("tests/test_alarms.py",),
+    "mmrl/alarms.py": ("tests/test_alarms.py", "tests/test_collapse.py"),
+    "mmrl/diagnosis.py": ("tests/test_alarms.py", "tests/test_collapse.py"),
     "mmrl/algorithms/advantages.py": ("tests/algorithms/test_advantages.py", "tests/algorithms/test_estimators.py"),
     "mmrl/algorithms/ema.py": ("tests/algorithms/test_estimators.py",),
     "mmrl/algorithms/filters.py": ("tests/algorithms/test_overlong.py", "tests/algorithms/test_dynamic_sampling.py"),

@@ -9,7 +9,7 @@ import pytest
 
 from mmrl.alarms import AlarmBoard
 from mmrl.config import AlarmConfig
-from mmrl.diagnosis import diagnose, signal_share
+from mmrl.diagnosis import diagnose, signal_share, trained
 
 HEALTHY = {"step": 1, "train/reward/mean": 0.4, "train/parse_rate": 0.9, "train/reward/part/accuracy": 0.3,
            "train/entropy": 0.8, "train/logprob_gap/mean": 1e-4, "train/loss": 0.0}
@@ -350,3 +350,25 @@ def test_the_reasons_of_unreadable_answers_are_the_three_commonest_and_a_robot_i
     for rate, words in ((0.5, "Judge the warm start"), (0.51, "choose harder ones")):
         [finding] = diagnose({**robot, "train/success_once": rate}, AlarmConfig())
         assert words in finding.message
+
+
+def test_a_source_that_has_long_been_stuck_is_named_when_all_is() -> None:
+    board = AlarmBoard(AlarmConfig(zero_reward_steps=2))
+    all_zero = {"train/reward/part/accuracy": 0.0}
+    rows = [*(mixed(s, a=0.0, b=0.5) for s in range(4)), *({**mixed(s, a=0.0, b=0.0), **all_zero} for s in (4, 5))]
+    *_, [last] = [board.check(s, row) for s, row in enumerate(rows)]
+    assert last.name == "reward_stuck" and "sources 'a', 'b' parse" in last.message
+
+
+def test_what_a_step_does_not_say_is_taken_for_nothing() -> None:
+    assert trained({"train/grad_norm": 0.1}) and not trained({}) and not trained({"train/grad_norm": math.nan})
+    robot = {"train/episodes": 8.0, "train/groups/asked": 4.0, "train/groups/trained": 0.0}
+    [finding] = diagnose(robot, AlarmConfig())
+    assert ": 0% of the episodes succeed" in finding.message
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        finding.name = "x"  # type: ignore[misc]
+    one = {"train/groups/asked": 1.0, "train/groups/kept": 0.0}
+    [finding] = diagnose(one, AlarmConfig())
+    assert finding.message.startswith("in none of the 1 groups") and "trained on. Raise rollout.temperature" in finding.message
+    [finding] = diagnose({**one, "train/reward/mean": 0.25}, AlarmConfig())
+    assert "(mean reward 0.25). Raise" in finding.message

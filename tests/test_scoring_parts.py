@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import mmrl.scoring as scoring
+from mmrl.registry import carried
 from mmrl.scoring import ScoreJob, Scorer, is_reward_failure, score_one
 from mmrl.task import Task
 from mmrl.types import Score
@@ -147,7 +148,7 @@ class Notes:
 
 def served(monkeypatch: pytest.MonkeyPatch, ticks: Sequence[float], *batches: list[tuple[int, ScoreJob]]) -> tuple[Any, Any, Any]:
     """(what the pipe was told, what the writer was told, the progress after each score) of a reward process with this clock."""
-    Notes.made, clock, seen = [], iter(ticks), []
+    Notes.made, clock, seen, adopted = [], iter(ticks), [], list[bytes]()
 
     class Progress(list[float]):
         def __setitem__(self, where: Any, value: Any) -> None:
@@ -157,8 +158,10 @@ def served(monkeypatch: pytest.MonkeyPatch, ticks: Sequence[float], *batches: li
     monkeypatch.setattr(scoring, "ScoreWriter", Notes)
     monkeypatch.setattr(scoring, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(scoring, "task_from_spec", lambda spec, params: Told(**params))
+    monkeypatch.setattr(scoring, "adopt", adopted.append)
     connection, progress = Script(*batches), Progress([0.0, 0.0])
-    scoring._serve(connection, progress, [("told", {}), ("told", {"factor": 0.5})], b"token")  # type: ignore[arg-type]
+    scoring._serve(connection, progress, [("told", {}), ("told", {"factor": 0.5})], b"token", b"theirs")  # type: ignore[arg-type]
+    assert adopted == [b"theirs"], "tasks of the parent's own, before any is made"
     assert next(clock, None) is None, "the clock is read once when a list came, for each job, and after each job"
     return connection.sent, Notes.made[0].told, seen
 
@@ -182,7 +185,7 @@ def test_a_task_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(scoring, "task_from_spec", refuses)
     connection = Script()
     with pytest.raises(SystemExit, match="no licence"):
-        scoring._serve(connection, [0.0, 0.0], [("told", {})], b"token")  # type: ignore[arg-type]
+        scoring._serve(connection, [0.0, 0.0], [("told", {})], b"token", carried())  # type: ignore[arg-type]
     assert connection.sent == ["SystemExit: no licence"]
 
 
@@ -195,6 +198,8 @@ def test_tasks_are_told_apart_by_their_key() -> None:
     assert here.timeout_s == 10.0
     assert [s.value for s in here.score([*jobs("1"), *jobs("1", key=1)])] == [1.0, 0.5]
     assert len(Scorer([("told", {})], [Told()], workers=0)._workers) == 0
+    with pytest.raises(TypeError, match="positional"):
+        Scorer([("told", {})], [Told()], 0)  # type: ignore[misc]
 
 
 def test_groups_are_scored_alone_and_then_together() -> None:

@@ -2,7 +2,9 @@
 stand for its processes (tests/scoring_kit.py)."""
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +31,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
 
 def test_jobs_are_shared_out_in_order(sent: list[tuple[int, list[int]]]) -> None:
     with scorer(3) as s:
-        for count, shares in ((7, [[0, 1, 2], [3, 4, 5], [6]]), (4, [[0, 1], [2, 3], []]), (2, [[0], [1], []]), (0, [[], [], []])):
+        for count, shares in ((7, [[0, 1, 2], [3, 4, 5], [6]]), (6, [[0, 1], [2, 3], [4, 5]]), (4, [[0, 1], [2, 3], []]),
+                              (2, [[0], [1], []]), (0, [[], [], []])):
             texts = [f"{i / 8}" for i in range(count)]
             assert [x.value for x in s.score(jobs(*texts))] == [float(t) for t in texts]
             assert sorted(sent) == [(n, share) for n, share in enumerate(shares)], count
@@ -218,3 +221,36 @@ def test_rubbish_from_the_only_job_is_told_at_once(sent: list[tuple[int, list[in
         [found] = s.score(jobs("0.5"))
     assert found.reason == "reward_crash: what came from its process could not be read (odd bytes)"
     assert sent == [(0, [0]), (0, [])], "it is not asked again"
+
+
+def test_scores_that_a_dead_process_left_in_its_pipe_are_read_to_the_last(sent: list[tuple[int, list[int]]]) -> None:
+    with scorer(1) as s:
+        [worker] = s._workers
+        inbox, found = worker.inbox, list[Any]()
+
+        class OneByOne:
+            def read(self) -> list[Any]:
+                while len(found) < 2:
+                    found.extend(inbox.read())
+                os.write(worker.process.descriptor, b"x")  # the pipe stays readable
+                return [found[left.pop()]]
+
+        left, worker.inbox = [1, 0], OneByOne()
+        worker.process.is_alive = lambda: not found
+        assert [x.value for x in s.score(jobs("0.1", "0.2"))] == [0.1, 0.2]
+        assert sent == [(0, [0, 1])], "nothing is scored again"
+        del worker.process.is_alive
+        worker.inbox = inbox
+
+
+def test_half_a_score_is_given_up_at_the_deadline_and_not_after_it(sent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scorer(1, timeout_s=5.0) as s:
+        [worker] = s._workers
+        [job], scores = jobs("hang"), dict[int, Score]()
+        worker.send({0: job}, [0])
+        worker.progress[:] = next(iter(worker.pending)), 100.0
+        for now, given_up in ((104.9, False), (105.0, True)):
+            monkeypatch.setattr(scoring, "time", SimpleNamespace(monotonic=lambda now=now: now))
+            s._receive(worker, {0: job}, scores)
+            assert bool(scores) == given_up, now
+    assert "reward_timeout" in (scores[0].reason or "")
