@@ -27,10 +27,6 @@ class StopReason(str, enum.Enum):
     ERROR = "error"  # no usable completion; Trajectory.error says why
 
 
-def _freeze(obj: Any, name: str) -> None:
-    object.__setattr__(obj, name, dict(getattr(obj, name)))
-
-
 @dataclass(frozen=True)
 class Sample:
     """One question. Media are references (paths; a video may also be a folder of frames); tensors live in the policy's
@@ -50,7 +46,7 @@ class Sample:
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _freeze(self, "params")
+        vars(self)["params"] = dict(self.params)
 
 
 @dataclass(frozen=True)
@@ -135,8 +131,9 @@ class Score:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        fields = vars(self)
         for name in ("parts", "weights", "metrics", "detail"):
-            _freeze(self, name)
+            fields[name] = dict(fields[name])
         if not math.isfinite(self.value):
             raise ValueError(f"a score must be finite, found {self.value!r} with parts {dict(self.parts)}")
         if self.parts.keys() != self.weights.keys():

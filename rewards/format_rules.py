@@ -268,4 +268,6 @@ def make_format_rule(rule: str, answer_format: str = "answer", kind: str = "") -
     if rule not in FORMAT_RULES:
         raise ConfigError(f"unknown format_rule {rule!r}; expected one of {', '.join(FORMAT_RULES)}."
                           f"{did_you_mean(str(rule), FORMAT_RULES)}")
+    if FORMAT_RULES[rule] is _envelope:
+        return functools.partial(format_reward, answer_format=answer_format)
     return functools.partial(_judge, FORMAT_RULES[rule], answer_format, kind)

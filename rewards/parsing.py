@@ -107,20 +107,23 @@ def extract_answer(text: str, answer_format: str = "answer") -> Extraction:
     """
     if len(text) > MAX_TEXT_CHARS:
         return Extraction(None, "too_long")
-    rest = _after_thoughts(text)
-    if rest.answer is None:
-        return rest
+    rest = text
+    if "think>" in text:
+        behind = _after_thoughts(text)
+        if behind.answer is None:
+            return behind
+        rest = behind.answer
     if answer_format == "bare":
-        bare = strip_end_tokens(rest.answer)
+        bare = strip_end_tokens(rest)
         return Extraction(bare) if bare else Extraction(None, "empty")
-    opened, closed = rest.answer.count("<answer>"), rest.answer.count("</answer>")
+    opened, closed = rest.count("<answer>"), rest.count("</answer>")
     if opened > 1 or closed > 1:
         return Extraction(None, "several_answers")
     if not opened:
-        return Extraction(None, "no_answer" if rest.answer.strip() else "empty")
+        return Extraction(None, "no_answer" if rest.strip() else "empty")
     if not closed:
         return Extraction(None, "unclosed_answer")
-    inside, found, _ = rest.answer.partition("<answer>")[2].partition("</answer>")
+    inside, found, _ = rest.partition("<answer>")[2].partition("</answer>")
     return Extraction(inside.strip()) if found else Extraction(None, "answer_out_of_order")
 
 

@@ -166,8 +166,9 @@ class Rubric:
         return Score.combine(values, weights, parsed=True, metrics=metrics or {}, detail=detail or {})
 
     def failure(self, reason: str, sample: Sample, *, metrics: Mapping[str, float] | None = None,
-                detail: Mapping[str, Any] | None = None, weights: Mapping[str, float] | None = None) -> Score:
-        """A recorded failure with metrics that count it as zero.
+                detail: Mapping[str, Any] | None = None, weights: Mapping[str, float] | None = None,
+                earned: Mapping[str, float] | None = None) -> Score:
+        """A recorded failure with metrics that count it as zero. `earned`: parts that the text is paid all the same.
 
         A text that could not be parsed gets the least each part can pay: 0, or less where a part can punish, so that being
         unreadable never pays better than being wrong. A broken reward (reason 'reward_...') is 0: the text is not to blame.
@@ -177,4 +178,6 @@ class Rubric:
             _, shares, ranges = self._for(sample)
             if not reason.startswith("reward_"):
                 lows = {name: min(0.0, low) for name, (low, _) in ranges.items()}
+        if earned:
+            lows.update((name, value) for name, value in earned.items() if name in lows)
         return Score.combine(lows, shares, parsed=False, reason=reason, metrics=metrics or {}, detail=detail or {})

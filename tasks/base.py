@@ -334,12 +334,9 @@ class AnswerTask(ReadingTask):
             detail = dict(self.describe(None, sample, ctx))
         except (ValueError, TypeError, KeyError, ArithmeticError):
             detail = {}  # the truth itself is unusable: the reason says so
-        failure = self.rubric.failure(reason, sample, metrics=dict.fromkeys(self.metric_names, 0.0), detail=detail)
-        form = self._form(text) if self._form is not None and "format" in failure.parts else 0.0
-        if not form or not math.isfinite(form):
-            return failure
-        return Score.combine({**failure.parts, "format": form}, failure.weights, parsed=False, reason=failure.reason,
-                             metrics=failure.metrics, detail=failure.detail)
+        form = self._form(text) if self._form is not None else 0.0
+        earned = {"format": form} if form and math.isfinite(form) else None
+        return self.rubric.failure(reason, sample, metrics=dict.fromkeys(self.metric_names, 0.0), detail=detail, earned=earned)
 
     def gold(self, sample: Sample, ctx: RewardContext) -> str:
         """`gold_answer` in the envelope of `answer_format`."""

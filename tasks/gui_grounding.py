@@ -33,6 +33,7 @@ from rewards.reading.places import one_place
 from rewards.router import Part, PartFactory
 from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import beside, format_box, from_picture, grid_step, rounded_box
+from tasks.truths import of_sample
 
 __all__ = ["GuiGrounding", "Pointing", "Window", "draw_window", "make_windows", "spell_inside"]
 
@@ -73,6 +74,7 @@ def spell_inside(box: Sequence[float], frame: CoordFrame, size: ImageSize, *, st
     return text
 
 
+@of_sample
 def _best(sample: Sample, frame: CoordFrame, size: ImageSize, reply: str) -> Pointing:
     """What the best answer stands for once its coordinates are rounded to the grid of `frame`."""
     if reply == "box":

@@ -21,6 +21,8 @@ _PAIR = {"[": "]", "{": "}"}
 
 def blocks(text: str) -> list[tuple[int, int]]:
     """(start, end) of the outermost [...] and {...} of a text, quotes inside them respected; an unclosed one is left out."""
+    if "[" not in text and "{" not in text:
+        return []
     found: list[tuple[int, int]] = []
     stack: list[str] = []
     start, quote, escaped = 0, "", False
@@ -49,7 +51,7 @@ def json_block(text: str) -> str | None:
     """The one JSON value of a text with prose around it; None for a text without any. Raises Unread: several_values, hedged."""
     if len(text) > MOST_CHARS:
         return None
-    fences = list(_FENCED.finditer(text))
+    fences = list(_FENCED.finditer(text)) if "```" in text else []
     if fences:
         if len(fences) > 1:
             raise Unread("several_values")

@@ -211,7 +211,7 @@ def _from_json(text: str, space: str) -> dict[str, Any] | None:
 def _calls(text: str, space: str) -> list[dict[str, Any]]:
     """All function calls of a text, each once."""
     found: list[dict[str, Any]] = []
-    while call := _CALL.search(text):
+    while "(" in text and (call := _CALL.search(text)):
         parsed = _arguments(text[call.end():])
         if parsed is None:
             break
@@ -237,6 +237,8 @@ def _line(text: str, space: str) -> dict[str, Any] | None:
 
 def _region(text: str) -> str:
     """What stands behind the only `Action:` of a text, or the whole text."""
+    if ":" not in text:
+        return text
     marks = list(_MARK.finditer(text))
     if len(marks) != 1:
         return text
@@ -250,7 +252,7 @@ def _one(text: str, space: str) -> dict[str, Any] | None:
     if len(text) > _MOST_CHARS:
         return None
     text = strip_box_tokens(text)
-    tools = {found[1].strip() for found in _TOOL.finditer(text)}
+    tools = {found[1].strip() for found in _TOOL.finditer(text)} if "<tool_call>" in text else set()
     if len(tools) > 1:
         raise Unread("several_actions")
     if tools:

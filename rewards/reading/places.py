@@ -61,13 +61,17 @@ def _numbers(found: re.Match[str]) -> tuple[float | int, ...]:
 
 
 def _groups(text: str) -> tuple[list[tuple[float | int, ...]], str]:
-    """Groups of two or four numbers of a text, each once, and the text around them."""
+    """Groups of two or four numbers of a text, each once, and the text around them; of several two, and nothing around them."""
     found: dict[tuple[float | int, ...], None] = {}
     for pattern, needed in ((_SPACED, "<"), (_NAMED, "="), (_GROUP, "[(")):
         if not any(mark in text for mark in needed):
             continue  # most texts are in none of the dialects: a look for its mark is cheaper than its pattern
-        if matches := list(pattern.finditer(text)):
-            found.update(dict.fromkeys(map(_numbers, matches)))
+        match = None
+        for match in pattern.finditer(text):
+            found[_numbers(match)] = None
+            if len(found) > 1:
+                return list(found), ""
+        if match is not None:
             text = pattern.sub(" ", text)
     return list(found), text
 
