@@ -372,3 +372,9 @@ def test_what_a_step_does_not_say_is_taken_for_nothing() -> None:
     assert finding.message.startswith("in none of the 1 groups") and "trained on. Raise rollout.temperature" in finding.message
     [finding] = diagnose({**one, "train/reward/mean": 0.25}, AlarmConfig())
     assert "(mean reward 0.25). Raise" in finding.message
+
+
+def test_a_source_keeps_its_count_over_a_step_that_does_not_say_whether_it_collapsed() -> None:
+    collapsed = {**LIVE, "train/boxes/same_answer": 1.0, "train/boxes/same_truth": 0.1, "train/boxes/reward/mean": 0.5}
+    assert "train/boxes/parse_rate" in LIVE, "few prompts of a source have a parse rate and no commonest answer"
+    assert raised(AlarmBoard(AlarmConfig(steps=2)), [collapsed, LIVE, collapsed]) == [[], [], ["same_answer"]]

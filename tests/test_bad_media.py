@@ -29,7 +29,6 @@ from tests.engine_kit import (
     sample_with,
     small_run,
 )
-from tests.fast_kit import first_fast
 
 
 def noise(size: tuple[int, int]) -> Image.Image:
@@ -99,7 +98,7 @@ def run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamic", first_fast([True, False]))
+@pytest.mark.parametrize("dynamic", [True, False])
 def test_training_goes_on_beside_bad_pictures(dynamic: bool, tmp_path: Path) -> None:
     bad, odd = bad_pictures(tmp_path / "bad"), odd_pictures(tmp_path / "odd")
     rows = [[path] for path in (*odd, *bad)] + [[picture((112, 84)), next(iter(bad))]]

@@ -15,7 +15,6 @@ import torch
 from mmrl.policy import batch_invariance
 from mmrl.policy.batch_invariance import BatchInvariantLinear
 from tests.engine_kit import REPO, fresh_policy
-from tests.fast_kit import first_fast
 
 PROGRAM = """
 import mmrl
@@ -40,7 +39,7 @@ print(len(different), different[:5])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", first_fast(["", "avx2"]))
+@pytest.mark.parametrize("capability", ["", "avx2"])
 def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it(capability: str) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "MKL_CBWR"} | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
     if capability:

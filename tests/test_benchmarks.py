@@ -65,6 +65,24 @@ def test_make_bench_starts_every_benchmark_and_says_which_failed(tmp_path: Path)
     assert done.returncode != 0 and f"failed: scripts/{SCRIPTS[0]}.py" in done.stdout
 
 
+@pytest.mark.parametrize("broken", ["", "mypy", "python"])
+def test_make_check_runs_linters_and_tests_beside_each_other_and_fails_with_either(broken: str, tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    shutil.copy(REPO / "Makefile", tmp_path)
+    (tmp_path / "scripts" / "setup.sh").write_text("exit 0\n")
+    for name in ("python", "ruff", "mypy", "lint-imports"):
+        program = tmp_path / "venv" / "bin" / name
+        program.write_text(f'#!/bin/sh\necho "{name} $@" >> "{tmp_path}/started"\n[ "{name}" != "{broken}" ]\n')
+        program.chmod(0o755)
+    done = subprocess.run(["make", "check", f"VENV={tmp_path}/venv", "JOBS=3"], cwd=tmp_path, text=True, capture_output=True,
+                          timeout=60)
+    started = (tmp_path / "started").read_text()
+    assert "python -m pytest -n 3 " in started and "-m not slow" in started and "ruff check ." in started and "mypy" in started
+    assert (done.returncode != 0) == bool(broken), done.stdout + done.stderr
+    assert broken == "mypy" or "lint-imports" in started
+
+
 def test_runs_of_a_killed_benchmark_are_kept_under_their_settings_and_what_they_are_made_from(tmp_path: Path) -> None:
     root, rows, made = tmp_path / "root", tmp_path / "rows", []
 

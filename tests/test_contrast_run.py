@@ -17,7 +17,6 @@ from mmrl.views import VIEWS, changed_prompt, shuffled_order
 from tests.album_task import Album
 from tests.clip_kit import TASK, clip, mixed_file, policy_of, sample
 from tests.engine_kit import config_file, picture, read_jsonl, sample_with, small_run
-from tests.fast_kit import first_fast
 from video.decode import read_clip
 from video.encode import write_video
 from video.sampling import FrameSampling
@@ -87,9 +86,9 @@ def test_changed_rollouts_repeat_and_differ_from_the_plain_ones(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", first_fast([
+@pytest.mark.parametrize("algorithm", [
     {}, {"dynamic_sampling": True, "max_rounds": 2}, {"advantage_scale": "batch"}, {"advantage_scale": "ema"},
-    {"aggregation": "gdpo"}]), ids=str)
+    {"aggregation": "gdpo"}], ids=str)
 def test_skipping_leaves_the_update_as_it_is(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     weights, counts = [], []
     for skip in (True, False):

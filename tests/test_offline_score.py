@@ -22,7 +22,6 @@ from mmrl.scoring import ScoreJob, Scorer
 from mmrl.trainer import Trainer
 from mmrl.types import Completion, Group, ImageSize, RewardContext, Sample, Score, StopReason, Trajectory
 from tasks.scenes import make_scenes
-from tests.fast_kit import first_fast
 
 # A reward of everything a reward may look at, so that a context which is not quite the logged one shows.
 WITNESS = '''
@@ -223,8 +222,8 @@ def _label_free_log(path: Path, count: int, keyed: bool) -> list[Score]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", first_fast([2, 1]))
-@pytest.mark.parametrize("keyed", first_fast([True, False]))
+@pytest.mark.parametrize("count", [2, 1])
+@pytest.mark.parametrize("keyed", [True, False])
 def test_groups_that_judge_themselves_are_rescored_as_groups(tmp_path: Path, count: int, keyed: bool) -> None:
     file = tmp_path / "step_000002.jsonl"
     alone = _label_free_log(file, count, keyed)

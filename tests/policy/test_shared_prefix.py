@@ -72,7 +72,7 @@ def relative_error(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", first_fast(ARCHITECTURES))
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 @given(drawn=groups, budget=st.integers(1, 400), temperature=st.sampled_from([1.0, 0.7, 1.6]))
 @few
 def test_packed_equals_padded_in_any_split(arch: str, drawn: Any, budget: int, temperature: float) -> None:

@@ -14,7 +14,6 @@ from mmrl.errors import CheckpointError, ConfigError, DataError
 from robotics.actions import ActionStatistics
 from robotics.contract import EnvSpec, Observation, make_simulator
 from robotics.load import load_vla
-from tests.fast_kit import first_fast
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
 
@@ -150,8 +149,8 @@ def untied(model: Path, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", first_fast([True, False]))
-@pytest.mark.parametrize("decode", first_fast(["parallel", "autoregressive"]))
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("decode", ["parallel", "autoregressive"])
 def test_lora_trains_the_rows_of_new_action_tokens_and_saves_them(model: Path, tmp_path: Path, tied: bool, decode: str) -> None:
     """Rows of action and query tokens change, no other; the merged folder and base + adapter both act like the live policy."""
     base = model if tied else untied(model, tmp_path / "untied")

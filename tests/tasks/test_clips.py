@@ -17,7 +17,6 @@ from mmrl.errors import ConfigError
 from mmrl.registry import task_from_spec
 from tasks.clips import DEFAULT_KINDS, KINDS, TWINS, ClipSettings, draw_clip, main, make_clips
 from tasks.scenes import COLORS
-from tests.fast_kit import first_fast
 
 av = pytest.importorskip("av")
 Row = dict[str, Any]
@@ -196,7 +195,7 @@ def _ordered(frames_NTF: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "kind"), first_fast([(t, k) for t, k in EVERY_KIND if t in ("order", "direction")]))
+@pytest.mark.parametrize(("task", "kind"), [(t, k) for t, k in EVERY_KIND if t in ("order", "direction")])
 def test_one_frame_does_not_tell_and_the_order_does(task: str, kind: str) -> None:
     """Logistic regression and nearest neighbours on other clips of the kind: chance from a random frame or from the set of
     frames, near 1 from the frames in order."""
@@ -216,8 +215,8 @@ def test_one_frame_does_not_tell_and_the_order_does(task: str, kind: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "kind"), first_fast([("direction", "horizontal"), ("order", "move"), ("order", "cycle"),
-                                                       ("direction", "vertical"), ("direction", "orbit")]))
+@pytest.mark.parametrize(("task", "kind"), [("direction", "horizontal"), ("order", "move"), ("order", "cycle"),
+                                            ("direction", "vertical"), ("direction", "orbit")])
 def test_not_even_a_frame_whose_place_is_known_tells(task: str, kind: str) -> None:
     """Learned for each place in the clip on its own; a straight path inside the picture is the counterexample."""
     shares = _known_place(task, kind)
