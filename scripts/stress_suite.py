@@ -67,22 +67,25 @@ def measured_load(every_s: float = 5.0) -> Iterator[list[float]]:
         watching.join()
 
 
-def run(arguments: Sequence[str], jobs: int, timeout_s: float) -> dict[str, Any]:
-    """One run of pytest; counts by outcome, the names of the tests that failed, and the end of the output where there are any."""
+def run(arguments: Sequence[str], jobs: int, timeout_s: float, log: Path) -> dict[str, Any]:
+    """One run of pytest, whose output goes to `log`; counts by outcome, the names of the tests that failed, and the end of
+    the output where there are any."""
     with tempfile.TemporaryDirectory(prefix="mmrl-stress-") as folder:
         report = Path(folder) / "report.xml"
-        spread = ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"] if jobs > 1 else []
-        began = time.monotonic()
-        try:
-            done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *spread,
-                                   *arguments], cwd=ROOT, env={**os.environ, **_TESTS, **AVX2}, text=True, timeout=timeout_s,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-            status, said = done.returncode, done.stdout
-        except subprocess.TimeoutExpired as late:
-            status, said = -1, f"{(late.stdout or b'').decode(errors='replace')}\nno end within {timeout_s:g} s"
+        # after a worker that crashed xdist may wait for ever for what another one has done
+        spread = ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"] if jobs > 1 else []
+        began, status, late = time.monotonic(), -1, ""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "wb") as output:  # read while it runs: what crashed says so at once, and at length
+            try:
+                status = subprocess.run([sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--junitxml={report}",
+                                         *spread, *arguments], cwd=ROOT, env={**os.environ, **_TESTS, **AVX2}, timeout=timeout_s,
+                                        stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+            except subprocess.TimeoutExpired:
+                late = f"\nno end within {timeout_s:g} s"
         found = outcomes(report) if report.exists() else {"passed": 0, "skipped": 0, "failed": []}
     return {**found, "status": status, "seconds": round(time.monotonic() - began),
-            "output": "" if status == 0 else said[-6000:]}
+            "output": "" if status == 0 else log.read_text(encoding="utf-8", errors="replace")[-6000:] + late}
 
 
 def outcomes(report: Path) -> dict[str, Any]:
@@ -132,7 +135,7 @@ def main() -> int:
         for number in range(options.runs):
             row = {"date": date.today().isoformat(), "commit": commit(), "load": options.load}
             with measured_load() as seen:
-                row |= run(options.tests, options.jobs, options.timeout)
+                row |= run(options.tests, options.jobs, options.timeout, ROOT / "runs" / "stress" / f"run_{number + 1}.log")
             row["mean_load"] = round(sum(seen) / len(seen), 1)
             runs.append(row)
             print(f"run {number + 1} of {options.runs}: {row['passed']} passed, {len(row['failed'])} failed, "

@@ -2,10 +2,13 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts import record_golden
 from scripts.record_golden import differences
 
 ROUNDING = 1e-3
@@ -35,3 +38,26 @@ def test_every_difference_is_found(change: str, beyond_rounding: bool) -> None:
     assert len(differences(RECORD, other)) == 1 == len(differences(other, RECORD))
     assert len(differences(RECORD, other, ROUNDING)) == beyond_rounding
     assert differences(RECORD, copy.deepcopy(RECORD)) == []
+
+
+def test_another_processor_is_compared_in_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_golden, "GOLDEN", tmp_path)
+    record = {**RECORD, "processor": record_golden.processor()}
+    (tmp_path / "here.json").write_text(json.dumps(record))
+    (tmp_path / "elsewhere.json").write_text(json.dumps({**record, "processor": "another"}))
+    late, early, renamed = (copy.deepcopy(RECORD) for _ in range(3))
+    late["steps"][2]["rewards"][0] += 0.5
+    early["steps"][0]["rewards"][0] += 0.5
+    renamed["weights"]["norms"] = {"model/c": 3.5}
+    found = {name: [bool(record_golden.against_record(name, run)) for run in (RECORD, late, early, renamed)]
+             for name in ("here", "elsewhere")}
+    assert found == {"here": [False, True, True, True], "elsewhere": [False, False, True, True]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["grounding", "sft", "robots_grpo"])
+def test_short_runs_compute_what_they_computed(kind: str, tmp_path: Path) -> None:
+    """The other kinds: `python -m scripts.record_golden`, before and after a change that is to change nothing."""
+    record_golden.make_data(tmp_path / "data")
+    new = record_golden.run_kind(record_golden.KINDS[kind], tmp_path / "data", tmp_path / "out", record_golden.ROOT)
+    assert record_golden.against_record(kind, new) == [], "python -m scripts.record_golden --record, and say why in the commit"

@@ -33,11 +33,11 @@ def test_a_run_says_what_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str
         while len(busy := _busy()) < 2 and time.monotonic() < end:
             time.sleep(0.01)
         assert len(busy) >= 2
-        found = stress_suite.run([str(tmp_path), "--rootdir", str(tmp_path), "-c", os.devnull], 1, 300)
+        found = stress_suite.run([str(tmp_path), "--rootdir", str(tmp_path), "-c", os.devnull], 1, 300, tmp_path / "logs" / "1.log")
     assert (found["passed"], found["skipped"], found["status"]) == (1, 1, 1), found["output"]
     assert [name.rpartition("::")[2] for name in found["failed"]] == ["test_it_fails"] and "on purpose" in found["output"]
     assert not any(_alive(pid) and _parent(pid) == os.getpid() for pid in busy)
-    late = stress_suite.run([str(tmp_path)], 1, 0.2)
+    late = stress_suite.run([str(tmp_path)], 1, 0.2, tmp_path / "2.log")
     assert late["status"] == -1 and "no end within 0.2 s" in late["output"]
 
 
