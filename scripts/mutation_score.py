@@ -225,6 +225,7 @@ def main() -> None:
     """Command line."""
     options = _arguments()
     results: dict[str, Any] = {}
+    written: Any = None
     with tempfile.TemporaryDirectory(prefix="mmrl-mutants-") as folder:
         zygotes = [Zygote(_copy(Path(folder) / str(number))) for number in range(options.jobs)]
         try:
@@ -235,15 +236,15 @@ def main() -> None:
                 print(module, {k: v for k, v in results[module].items() if not isinstance(v, list)}, flush=True)
                 for s in results[module]["survivors"]:
                     print(f"  {module}:{s['line']} {s['operator']}\n    - {s['before']}\n    + {s['after']}", flush=True)
+                if options.limit is None:  # now: a run of hours may be ended, and another may have recorded its modules meanwhile
+                    written = write_results("mutation_score", {"required": REQUIRED, "modules": _recorded() | {
+                        module: results[module]}}, "cosmic-ray")
         finally:
             for zygote in zygotes:
                 zygote.close()
     columns = ("mutants", "killed", "timeout", "equivalent", "survived", "score")
     print_table(("module", *columns), [(m, *(r[c] for c in columns)) for m, r in results.items()])
-    if options.limit is None:
-        print(write_results("mutation_score", {"required": REQUIRED, "modules": _recorded() | results}, "cosmic-ray"))
-    else:
-        print("a sample: nothing recorded")
+    print("a sample: nothing recorded" if options.limit is not None else written)
     low = [m for m, r in results.items() if r["score"] is not None and r["score"] < REQUIRED]
     sys.exit(f"below {REQUIRED:.0%}: {', '.join(low)}" if low else 0)
 

@@ -3,10 +3,14 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from scripts import mutation_score
 from scripts._mutation_worker import Zygote
 from scripts.mutation_score import EQUIVALENTS, TESTS, judge, mutants, reasons, summary
 from tests.engine_kit import REPO
@@ -80,3 +84,28 @@ def test_every_listed_equivalent_has_a_reason_and_names_lines_that_are_still_the
 def test_the_modules_and_tests_exist() -> None:
     for module, tests in TESTS.items():
         assert all(os.path.exists(REPO / name) for name in (module, *tests))
+
+
+def test_each_module_is_recorded_when_it_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that is ended keeps what it found, and beside it what another run has recorded meanwhile."""
+    recorded: dict[str, Any] = {"mmrl/manifest.py": "of another run"}
+
+    def judged(zygotes: Any, module: str, found: Any, tests: Any) -> list[Any]:
+        if module == "mmrl/scoring.py":
+            raise KeyboardInterrupt
+        recorded["mmrl/checkpoint.py"] = "recorded meanwhile"
+        return []
+
+    def write(name: str, value: dict[str, Any], *libraries: str) -> str:
+        recorded.update(value["modules"])
+        return name
+
+    for name, stand_in in (("Zygote", lambda folder: SimpleNamespace(close=lambda: None)), ("_copy", lambda folder: folder),
+                           ("mutants", lambda *_: []), ("judge", judged), ("_recorded", lambda: dict(recorded)),
+                           ("write_results", write)):
+        monkeypatch.setattr(mutation_score, name, stand_in)
+    monkeypatch.setattr(sys, "argv", ["mutation_score", "--only", "mmrl/alarms.py", "--only", "mmrl/scoring.py"])
+    with pytest.raises(KeyboardInterrupt):
+        mutation_score.main()
+    assert recorded["mmrl/alarms.py"]["mutants"] == 0 and "mmrl/scoring.py" not in recorded
+    assert recorded["mmrl/manifest.py"] == "of another run" and recorded["mmrl/checkpoint.py"] == "recorded meanwhile"
