@@ -10,29 +10,26 @@ on disk. Prompts carry references only. A reference knows the digest of its pixe
 """
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mmrl.errors import CacheError, ConfigError, MediaError, MismatchError
-from mmrl.media import Orientation, image_size, open_image
-from video.budget import frame_pixels, smart_resize
-from video.decode import measure, read_clip
+from mmrl.errors import CacheError, MediaError, MismatchError
+from mmrl.media import Orientation, open_image
+from video.decode import read_clip
 from video.memory import Memory
-from video.pixels import ByteCodec, flip_frames, permute_frames, run_video_processor
+from video.pixels import flip_frames, permute_frames
+from video.processing import Built, Processing, pixel_digest
 from video.references import Change, Features, Frame, Tower, VideoSettings, Visual
-from video.sampling import FrameSampling, sample_rate
+from video.sampling import FrameSampling
 from video.store import TensorStore, content_digest, make_key
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Change", "Features", "Tower", "VideoSettings", "Visual", "VisualCache", "VisualStats", "processor_fingerprint"]
+__all__ = ["Change", "Features", "Tower", "VideoSettings", "Visual", "VisualCache", "VisualStats"]
 
 SCHEMA = 2
 
@@ -59,32 +56,6 @@ class _Packed:
         return self.tensor.numel() * self.tensor.element_size()
 
 
-@functools.cache
-def _versions() -> str:
-    found = []
-    for name in ("transformers", "torch", "torchvision", "pillow", "av", "decord", "torchcodec", "opencv-python-headless"):
-        try:
-            found.append(f"{name}={importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            found.append(f"{name}=none")
-    return ",".join(found)
-
-
-def processor_fingerprint(part: Any) -> str:
-    """Hash of an image or video processor: class, every setting, and the versions of all that decodes and resizes."""
-    settings = json.dumps(part.to_dict(), sort_keys=True, default=str)
-    text = f"{type(part).__name__};{_versions()};{settings}"
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    import torch
-
-    digest = hashlib.blake2b(f"{tensor.dtype}:{tuple(tensor.shape)};".encode(), digest_size=16)
-    digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
-    return digest.hexdigest()
-
-
 def _same(visual: Visual, packed: _Packed) -> None:
     if packed.meta["digest"] != visual.digest:
         raise MismatchError(f"{visual.path}: expected pixels {visual.digest}, found {packed.meta['digest']}: the file, the "
@@ -100,51 +71,20 @@ def _reordered(features: Features, order: Sequence[int]) -> Features:
     return Features(moved(features.main), tuple(moved(d) for d in features.deep))
 
 
-class VisualCache:
+class VisualCache(Processing):
     """Pictures and clips of one processor; see the module's text. `memory_bytes` bounds pixels and features each."""
 
     def __init__(self, processor: Any, *, image_options: Mapping[str, Any] | None = None, settings: VideoSettings | None = None,
                  store: TensorStore | None = None, memory_bytes: int = 1 << 30, keep_features: bool = True,
                  open_entries: int = 1024) -> None:
-        self.processor, self.settings, self.store = processor, settings or VideoSettings(), store
-        self.image_options = dict(image_options or {})
-        self.keep_features = keep_features
+        super().__init__(processor, image_options, settings)
+        self.store, self.keep_features = store, keep_features
         self.witness: Callable[[str, str], None] | None = None  # told of every file that was read: path, digest of its bytes
         self.stats = VisualStats()
         # entries of the store that are held cannot be evicted: they may not fill it, nor use up the process's open files
         held = 1 << 62 if store is None or store.limit_bytes is None else store.limit_bytes // 4
         self._pixels, self._features = (Memory(memory_bytes, open_entries, held) for _ in range(2))
         self._leased: dict[Any, Any] = {}
-        self._codecs: dict[str, ByteCodec] = {}
-        self._prints: dict[str, str] = {}
-        self._check_bounds()
-
-    def _check_bounds(self) -> None:
-        """Raises ConfigError for bounds on frames that no frame can meet."""
-        part = self._part("video")
-        low, high, total = self.settings.bounds(part.patch_size * part.merge_size)
-        if low > high:
-            names = [f"data.video.{name} ({'default of this model' if given is None else 'configured'})" for name, given in (
-                ("min_pixels", self.settings.min_pixels), ("max_pixels", self.settings.max_pixels))]
-            raise ConfigError(f"expected data.video.min_pixels <= data.video.max_pixels, found {low} > {high}: {names[0]} against "
-                              f"{names[1]}; set both")
-        if total < low:
-            raise ConfigError(f"expected data.video.total_pixels of at least data.video.min_pixels, found {total} < {low}; set "
-                              "both")
-
-    def _part(self, kind: str) -> Any:
-        return self.processor.image_processor if kind == "image" else self.processor.video_processor
-
-    def codec(self, kind: str) -> ByteCodec:
-        """The byte codec of 'image' or 'video'."""
-        if kind not in self._codecs:
-            self._codecs[kind] = ByteCodec(self._part(kind), video=kind == "video")
-        return self._codecs[kind]
-
-    def _fingerprint(self, kind: str) -> str:
-        if kind not in self._prints:
-            self._prints[kind] = processor_fingerprint(self._part(kind))
-        return self._prints[kind]
 
     # references
 
@@ -160,18 +100,14 @@ class VisualCache:
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != torch.uint8 or not pixels.numel():
             raise MediaError(f"expected a picture as uint8 (H, W, 3), found {pixels.dtype} {tuple(pixels.shape)}", kind="corrupt")
         height, width, _ = pixels.shape
-        out = self.processor.image_processor(images=[pixels.permute(2, 0, 1)], return_tensors="pt", **self.image_options)
-        codec = self.codec("image")
-        packed = codec.pack(out["pixel_values"])
-        t, h, w = (int(x) for x in out["image_grid_thw"][0])
-        digest = _digest(packed)
-        return Frame("image", "", digest, "", digest, (t, h, w), t * h * w // codec.layout.merge**2, (width, height),
-                     (w * codec.layout.patch, h * codec.layout.patch), packed=packed)
+        packed, (t, h, w) = self._patches(pixels.permute(2, 0, 1))
+        digest, layout = pixel_digest(packed), self.codec("image").layout
+        return Frame("image", "", digest, "", digest, (t, h, w), t * h * w // layout.merge**2, (width, height),
+                     (w * layout.patch, h * layout.patch), packed=packed)
 
     def video(self, path: str, overrides: Mapping[str, Any] | None = None) -> Visual:
         """The clip at `path`, sampled as configured with `overrides` of FrameSampling. Raises MediaError, ConfigError."""
-        sampling = FrameSampling.from_mapping(overrides, self.settings.sampling) if overrides else self.settings.sampling
-        return self._reference("video", path, sampling)
+        return self._reference("video", path, self.sample(overrides))
 
     def _key(self, kind: str, path: str, sampling: FrameSampling | None, content: str, orientation: Orientation) -> str:
         turn = {} if orientation == "displayed" else {"orientation": orientation}
@@ -213,7 +149,7 @@ class VisualCache:
             return found
         before = self.stats.built
 
-        def build() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        def build() -> Built:
             self.stats.built += 1
             return self._build_image(path, orientation) if sampling is None else self._build_video(path, sampling)
 
@@ -230,59 +166,6 @@ class VisualCache:
 
     def _packed_of(self, visual: Visual) -> _Packed:
         return self._packed(visual.key, visual.kind, visual.path, visual.sampling, visual.content, visual.orientation)
-
-    def _build_image(self, path: str, orientation: Orientation) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        picture = open_image(path, orientation=orientation)
-        out = self.processor.image_processor(images=[picture], return_tensors="pt", **self.image_options)
-        packed = self.codec("image").pack(out["pixel_values"])
-        grid = [int(x) for x in out["image_grid_thw"][0]]
-        patch = self.codec("image").layout.patch
-        return {"pixels": packed}, {"kind": "image", "grid_thw": grid, "orig_wh": list(picture.size),
-                                    "resized_wh": [grid[2] * patch, grid[1] * patch], "digest": _digest(packed)}
-
-    def _build_video(self, path: str, sampling: FrameSampling) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        import torch
-
-        codec = self.codec("video")
-        clip = read_clip(path, sampling, decoder=self.settings.decoder, size=functools.partial(self._frame_size, path))
-        T, new_height, new_width, _ = clip.rgb_THWC.shape
-        frames_TCHW = torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)
-        out = run_video_processor(self.processor.video_processor, frames_TCHW)
-        packed = codec.pack(out["pixel_values_videos"])
-        start = sampling.start or 0.0
-        end = clip.info.duration_s if sampling.end is None else min(sampling.end, clip.info.duration_s)
-        shown = max(end - start, 1e-6)
-        rate = sample_rate(clip.info.timestamps_s, sampling, clip.indices, clip.info.fps, clip.info.duration_s)
-        meta = {"kind": "video", "grid_thw": [int(x) for x in out["video_grid_thw"][0]],
-                "orig_wh": [clip.info.width, clip.info.height], "resized_wh": [new_width, new_height], "frames": T,
-                "indices": [int(i) for i in clip.indices], "timestamps_s": [max(0.0, float(t) - start) for t in clip.timestamps_s],
-                "duration_s": shown, "sample_fps": rate, "decoder": clip.decoder,
-                "digest": _digest(packed)}
-        return {"pixels": packed}, meta
-
-    def _frame_size(self, path: str, count: int, height: int, width: int) -> tuple[int, int]:
-        """(height, width) to which `count` frames of a clip are resized. Raises MediaError."""
-        layout = self.codec("video").layout
-        factor = layout.patch * layout.merge
-        least, most, total = self.settings.bounds(factor)
-        low, high = frame_pixels(count, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor)
-        try:
-            return smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
-        except MediaError as err:
-            raise MediaError(f"{path}: {err}", kind=err.kind, path=path) from err
-
-    def cost(self, kind: str, path: str, overrides: Mapping[str, Any] | None = None) -> tuple[int, int]:
-        """(pixels to decode, tokens to come) of a picture or clip, from its header and packets. Raises MediaError, ConfigError."""
-        layout = self.codec(kind).layout
-        if kind == "image":
-            width, height = image_size(path, (overrides or {}).get("orientation", "displayed"))
-            patches = self.processor.image_processor.get_number_of_image_patches(height, width, self.image_options)
-            return width * height, patches // layout.merge**2
-        sampling = FrameSampling.from_mapping(overrides, self.settings.sampling) if overrides else self.settings.sampling
-        count, info = measure(path, sampling)
-        height, width = self._frame_size(path, count, info.height, info.width)
-        pairs = -(-count // layout.temporal)
-        return count * info.width * info.height, pairs * height * width // (layout.patch * layout.merge)**2
 
     def pixels(self, visual: Visual, device: torch.device | None = None) -> torch.Tensor:
         """float32 patches (n, D) of `visual`, in its view. Raises MismatchError when they are no longer those referred to."""

@@ -1,0 +1,157 @@
+"""What a processor makes of pictures and clips: patches packed as bytes and what is known of them; nothing is kept.
+
+    Processing(processor).cost("video", "clip.mp4")          # (pixels to decode, tokens to come), from the header alone
+
+video.visuals keeps what is made here, and calls nothing of the processor that is not in this file.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mmrl.errors import ConfigError, MediaError
+from mmrl.media import Orientation, image_size, open_image
+from video.budget import frame_pixels, smart_resize
+from video.decode import measure, read_clip
+from video.pixels import ByteCodec, run_video_processor
+from video.references import VideoSettings
+from video.sampling import FrameSampling, sample_rate
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Built", "Processing", "pixel_digest", "processor_fingerprint"]
+
+Built = tuple[dict[str, "torch.Tensor"], dict[str, Any]]
+"""{"pixels": packed patches}, and grid, sizes, times and digest of them."""
+
+
+@functools.cache
+def _versions() -> str:
+    found = []
+    for name in ("transformers", "torch", "torchvision", "pillow", "av", "decord", "torchcodec", "opencv-python-headless"):
+        try:
+            found.append(f"{name}={importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name}=none")
+    return ",".join(found)
+
+
+def processor_fingerprint(part: Any) -> str:
+    """Hash of an image or video processor: class, every setting, and the versions of all that decodes and resizes."""
+    settings = json.dumps(part.to_dict(), sort_keys=True, default=str)
+    text = f"{type(part).__name__};{_versions()};{settings}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def pixel_digest(tensor: torch.Tensor) -> str:
+    """Hash of a tensor's type, shape and bytes."""
+    import torch
+
+    digest = hashlib.blake2b(f"{tensor.dtype}:{tuple(tensor.shape)};".encode(), digest_size=16)
+    digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+class Processing:
+    """The picture and video parts of one processor with their options; `image_options` are those of its pictures' call."""
+
+    def __init__(self, processor: Any, image_options: Mapping[str, Any] | None = None,
+                 settings: VideoSettings | None = None) -> None:
+        self.processor, self.settings = processor, settings or VideoSettings()
+        self.image_options = dict(image_options or {})
+        self._codecs: dict[str, ByteCodec] = {}
+        self._prints: dict[str, str] = {}
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        """Raises ConfigError for bounds on frames that no frame can meet."""
+        part = self._part("video")
+        low, high, total = self.settings.bounds(part.patch_size * part.merge_size)
+        if low > high:
+            names = [f"data.video.{name} ({'default of this model' if given is None else 'configured'})" for name, given in (
+                ("min_pixels", self.settings.min_pixels), ("max_pixels", self.settings.max_pixels))]
+            raise ConfigError(f"expected data.video.min_pixels <= data.video.max_pixels, found {low} > {high}: {names[0]} against "
+                              f"{names[1]}; set both")
+        if total < low:
+            raise ConfigError(f"expected data.video.total_pixels of at least data.video.min_pixels, found {total} < {low}; set "
+                              "both")
+
+    def _part(self, kind: str) -> Any:
+        return self.processor.image_processor if kind == "image" else self.processor.video_processor
+
+    def codec(self, kind: str) -> ByteCodec:
+        """The byte codec of 'image' or 'video'."""
+        if kind not in self._codecs:
+            self._codecs[kind] = ByteCodec(self._part(kind), video=kind == "video")
+        return self._codecs[kind]
+
+    def _fingerprint(self, kind: str) -> str:
+        if kind not in self._prints:
+            self._prints[kind] = processor_fingerprint(self._part(kind))
+        return self._prints[kind]
+
+    def sample(self, overrides: Mapping[str, Any] | None) -> FrameSampling:
+        """How a clip is sampled: as configured, with `overrides` of FrameSampling. Raises ConfigError."""
+        return FrameSampling.from_mapping(overrides, self.settings.sampling) if overrides else self.settings.sampling
+
+    def _patches(self, picture: Any) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """(packed patches, their grid t, h, w) of one picture, as PIL's or as uint8 (C, H, W)."""
+        out = self.processor.image_processor(images=[picture], return_tensors="pt", **self.image_options)
+        t, h, w = (int(x) for x in out["image_grid_thw"][0])
+        return self.codec("image").pack(out["pixel_values"]), (t, h, w)
+
+    def _build_image(self, path: str, orientation: Orientation) -> Built:
+        picture = open_image(path, orientation=orientation)
+        packed, (t, h, w) = self._patches(picture)
+        patch = self.codec("image").layout.patch
+        return {"pixels": packed}, {"kind": "image", "grid_thw": [t, h, w], "orig_wh": list(picture.size),
+                                    "resized_wh": [w * patch, h * patch], "digest": pixel_digest(packed)}
+
+    def _build_video(self, path: str, sampling: FrameSampling) -> Built:
+        import torch
+
+        codec = self.codec("video")
+        clip = read_clip(path, sampling, decoder=self.settings.decoder, size=functools.partial(self._frame_size, path))
+        T, new_height, new_width, _ = clip.rgb_THWC.shape
+        frames_TCHW = torch.from_numpy(clip.rgb_THWC).permute(0, 3, 1, 2)
+        out = run_video_processor(self.processor.video_processor, frames_TCHW)
+        packed = codec.pack(out["pixel_values_videos"])
+        start = sampling.start or 0.0
+        end = clip.info.duration_s if sampling.end is None else min(sampling.end, clip.info.duration_s)
+        shown = max(end - start, 1e-6)
+        rate = sample_rate(clip.info.timestamps_s, sampling, clip.indices, clip.info.fps, clip.info.duration_s)
+        meta = {"kind": "video", "grid_thw": [int(x) for x in out["video_grid_thw"][0]],
+                "orig_wh": [clip.info.width, clip.info.height], "resized_wh": [new_width, new_height], "frames": T,
+                "indices": [int(i) for i in clip.indices], "timestamps_s": [max(0.0, float(t) - start) for t in clip.timestamps_s],
+                "duration_s": shown, "sample_fps": rate, "decoder": clip.decoder,
+                "digest": pixel_digest(packed)}
+        return {"pixels": packed}, meta
+
+    def _frame_size(self, path: str, count: int, height: int, width: int) -> tuple[int, int]:
+        """(height, width) to which `count` frames of a clip are resized. Raises MediaError."""
+        layout = self.codec("video").layout
+        factor = layout.patch * layout.merge
+        least, most, total = self.settings.bounds(factor)
+        low, high = frame_pixels(count, min_pixels=least, max_pixels=most, total_pixels=total, factor=factor)
+        try:
+            return smart_resize(height, width, factor=factor, min_pixels=low, max_pixels=high)
+        except MediaError as err:
+            raise MediaError(f"{path}: {err}", kind=err.kind, path=path) from err
+
+    def cost(self, kind: str, path: str, overrides: Mapping[str, Any] | None = None) -> tuple[int, int]:
+        """(pixels to decode, tokens to come) of a picture or clip, from its header and packets. Raises MediaError, ConfigError."""
+        layout = self.codec(kind).layout
+        if kind == "image":
+            width, height = image_size(path, (overrides or {}).get("orientation", "displayed"))
+            patches = self.processor.image_processor.get_number_of_image_patches(height, width, self.image_options)
+            return width * height, patches // layout.merge**2
+        sampling = self.sample(overrides)
+        count, info = measure(path, sampling)
+        height, width = self._frame_size(path, count, info.height, info.width)
+        pairs = -(-count // layout.temporal)
+        return count * info.width * info.height, pairs * height * width // (layout.patch * layout.merge)**2
