@@ -26,7 +26,7 @@ from mmrl.registry import task_from_spec
 from mmrl.task import Task
 from mmrl.types import Sample
 
-__all__ = ["LoadedSource", "PromptStream", "load_sources", "note_lines", "prompt_stream", "skipped_report",
+__all__ = ["LoadedSource", "PromptStream", "data_name", "load_sources", "note_lines", "prompt_stream", "skipped_report",
            "stop_at_broken_media", "write_rejected", "write_skipped"]
 
 
@@ -83,6 +83,12 @@ def load_sources(configs: Sequence[DataSource], *, on_error: str = "raise", orie
     return loaded
 
 
+def data_name(path: str | Path) -> str:
+    """The path of data as text; hf://owner/name gets back the slash that a command line took it for a file."""
+    text = str(path)
+    return text.replace("hf:/", "hf://", 1) if text.startswith("hf:/") and not text.startswith("hf://") else text
+
+
 def _rows(task: Task, config: DataSource) -> tuple[Sample, ...]:
     """The samples of a source. Raises DataError for the first broken row, which says how to see all of them."""
     try:
@@ -109,11 +115,14 @@ def write_rejected(sources: Sequence[LoadedSource], path: Path) -> int:
     return len(rows)
 
 
-def skipped_report(sources: Sequence[LoadedSource]) -> list[dict[str, Any]]:
-    """Per data source: samples kept (by source name), rows skipped by reason, what was done to rows kept, rows rejected."""
-    return [{"path": s.config.path, "task": s.config.task, "kept": len(s.samples),
+def skipped_report(sources: Sequence[LoadedSource], held_out: int = 0) -> list[dict[str, Any]]:
+    """Per data source: samples kept (by source name) with their pictures and clips, rows skipped by reason, what was done to rows
+    kept, rows rejected. The last `held_out` sources are those of data.eval."""
+    return [{"path": s.config.path, "task": s.config.task, "use": "eval" if place >= len(sources) - held_out else "train",
+             "kept": len(s.samples), "pictures": len({path for x in s.samples for path in x.images}),
+             "clips": len({path for x in s.samples for path in x.videos}),
              "by_source": dict(sorted(Counter(x.source for x in s.samples).items())), "skipped": dict(s.skipped),
-             "notes": dict(s.notes), "rejected": len(s.rejected)} for s in sources]
+             "notes": dict(s.notes), "rejected": len(s.rejected)} for place, s in enumerate(sources)]
 
 
 def note_lines(sources: Sequence[LoadedSource]) -> list[str]:
@@ -121,9 +130,9 @@ def note_lines(sources: Sequence[LoadedSource]) -> list[str]:
     return [f"{s.config.path}: " + ", ".join(f"{count:,} x {note}" for note, count in s.notes.items()) for s in sources if s.notes]
 
 
-def write_skipped(sources: Sequence[LoadedSource], path: Path) -> dict[str, int]:
+def write_skipped(sources: Sequence[LoadedSource], path: Path, held_out: int = 0) -> dict[str, int]:
     """Write `skipped_report` as JSON; returns the rows skipped by reason over all sources."""
-    write_text(path, json_line(skipped_report(sources), indent=1) + "\n")
+    write_text(path, json_line(skipped_report(sources, held_out), indent=1) + "\n")
     return dict(sorted(sum((Counter(s.skipped) for s in sources), Counter()).items()))
 
 

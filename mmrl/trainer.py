@@ -222,7 +222,7 @@ class Trainer:
             self.folder.rewind(step if step else -1)
             sources = [*self.train_sources, *self.eval_sources]
             rejected = write_rejected(sources, self.folder.path / "rejected.jsonl")
-            skipped = write_skipped(sources, self.folder.path / "skipped.json")
+            skipped = write_skipped(sources, self.folder.path / "skipped.json", len(self.eval_sources))
             self.on_event("start", {"step": step, "config": self.config, "best_metric": self.best_metric, "rejected": rejected,
                                     "skipped": skipped, "folder": self.folder.path,
                                     "notes": [*self.start.notes, *notes, *note_lines(sources), *self._started()],

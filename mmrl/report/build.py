@@ -18,6 +18,7 @@ from mmrl.report.charts import smoothing_note
 from mmrl.report.compare import comparison_body
 from mmrl.report.contrast import configured_view, contrast_curves, contrast_names, view_name
 from mmrl.report.curves import held_out_curves, other_metrics, source_curves, training_curves
+from mmrl.report.data import data_section
 from mmrl.report.embodied import embodied_outcome, embodied_sections, embodied_verdict, is_embodied
 from mmrl.report.filmstrip import Figures
 from mmrl.report.gallery import gallery, parse_failures, worst_cases
@@ -118,10 +119,11 @@ def _sections(run: Run, found: Outcome) -> list[tuple[str, str, str]]:
         ("alarms", "Alarms", lambda: alarms(run)),
         ("timing", "Timing", lambda: timing(run)),
         ("schedule", "Schedule", lambda: schedule_section(run)),
+        ("data", "Data", lambda: data_section(run)),
         ("configuration", "Configuration", lambda: configuration(run) + _notes(run)),
     ]
     made = [(key, title, make()) for key, title, make in makers]
-    return [section for section in made if section[2] or section[0] not in ("rollouts", "schedule")]
+    return [section for section in made if section[2] or section[0] not in ("rollouts", "schedule", "data")]
 
 
 def build_report(run_dir: Path) -> Path:

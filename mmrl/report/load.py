@@ -57,6 +57,8 @@ class Run:
     alarms: list[dict[str, Any]] = field(default_factory=list)
     gallery: list[tuple[str | None, str]] = field(default_factory=list)
     """(source, id) of the prompts followed through training; source None (older runs) is any source."""
+    data: list[dict[str, Any]] = field(default_factory=list)  # one record per data file, see mmrl.data.skipped_report
+    failures: list[dict[str, Any]] = field(default_factory=list)  # samples that could not be used at their step
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -125,6 +127,18 @@ def _json(path: Path, run: Run) -> dict[str, Any]:
     if not isinstance(value, dict):
         run.notes.append(f"{name} is not a complete JSON object")
         return {}
+    return value
+
+
+def _data(path: Path, run: Run) -> list[dict[str, Any]]:
+    """The records of skipped.json; a run without data files has none."""
+    if not path.is_file():
+        run.notes.append(f"{path.name} is missing")
+        return []
+    value = parse_line(path.read_text(encoding="utf-8", errors="replace"))
+    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
+        run.notes.append(f"{path.name} is not a complete list of data files")
+        return []
     return value
 
 
@@ -213,6 +227,8 @@ def load_run(folder: Path) -> Run:
     run.metrics = [by_step[step] for step in sorted(by_step)]
     _load_evals(run)
     run.alarms = _jsonl(folder / "alarms.jsonl", run)
+    run.data = _data(folder / "skipped.json", run)
+    run.failures = _jsonl(folder / "failures.jsonl", run) if (folder / "failures.jsonl").is_file() else []
     if (folder / "gallery.json").is_file():
         run.gallery = _gallery(_json(folder / "gallery.json", run))
     gaps = sum(isinstance(v, float) and not math.isfinite(v) for row in run.metrics for v in row.values())

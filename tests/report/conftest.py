@@ -170,6 +170,17 @@ def step_row(plan: Plan, step: int, rng: random.Random) -> dict[str, Any]:
     return row
 
 
+def data_records(plan: Plan) -> list[dict[str, Any]]:
+    """skipped.json: a training file with notes and rows left out, and the held-out pictures as they are."""
+    return [{"path": "coco/annotations/instances_train2017.json", "task": "grounding", "use": "train", "kept": 1200,
+             "pictures": 840, "clips": 0, "by_source": {name: 600 for name in SOURCES},
+             "skipped": {"category of several objects or a crowd in its picture": 3411},
+             "notes": {"annotation left out: a box without width or height": 2,
+                       "pictures with an EXIF orientation, taken as displayed (data.image.orientation)": 17}, "rejected": 3},
+            {"path": "held_out.jsonl", "task": "grounding", "use": "eval", "kept": plan.pictures, "pictures": plan.pictures,
+             "clips": 0, "by_source": {name: plan.pictures // 2 for name in SOURCES}, "skipped": {}, "notes": {}, "rejected": 0}]
+
+
 def make_run(folder: Path, plan: Plan | None = None) -> Path:
     """Write a whole run folder."""
     plan, pictures = plan or Plan(), folder / "pictures"
@@ -190,6 +201,7 @@ def make_run(folder: Path, plan: Plan | None = None) -> Path:
     (folder / "gallery.json").write_text(json.dumps({"ids": [f"scene-{i:03d}" for i in range(min(8, plan.pictures))]}))
     (folder / "config.yaml").write_text(
         "name: grounding-tiny\nmodel:\n  path: Qwen/Qwen2.5-VL-3B-Instruct\neval:\n  best_metric: sampled/iou\n")
+    (folder / "skipped.json").write_text(json.dumps(data_records(plan)))
     (folder / "run.json").write_text(json.dumps({
         "name": plan.name, "command": "mmrl train configs/grounding.yaml", "started": "2026-11-20T14:10:22+00:00",
         "versions": {"python": "3.11.7", "torch": "2.13.0"}, "machine": {"cpu": "x86_64", "cores": 2},

@@ -147,7 +147,7 @@ def test_lone_surrogates_in_a_file_do_not_stop_the_report(new_run: NewRun) -> No
 
 @pytest.mark.check_takes(3)
 @pytest.mark.parametrize("missing", [
-    "run.json", "config.yaml", "metrics.jsonl", "alarms.jsonl", "gallery.json", "eval", "pictures",
+    "run.json", "config.yaml", "metrics.jsonl", "alarms.jsonl", "skipped.json", "gallery.json", "eval", "pictures",
     "eval/step_000030/results.json", "eval/step_000030/predictions.jsonl"])
 def test_whatever_is_missing_is_said(new_run: NewRun, missing: str) -> None:
     run = new_run()
