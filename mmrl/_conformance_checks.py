@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmrl._conformance_pictures import boxes_of, points_of
+from mmrl._conformance_rounding import HALF, only_rounded, too_thin
 from mmrl.coords import CoordFrame
 from mmrl.errors import RewardError
 from mmrl.policy.encode import Encoder
@@ -27,7 +27,6 @@ __all__ = ["CHECKS", "Bench", "Check", "GARBAGE"]
 
 _GOLD = 0.999  # lowest score of a gold answer whose coordinates needed no rounding
 _TOUCHES = 1e-9  # a wrong box that only touches the right one overlaps it by the rounding of its coordinates
-_GOLD_ROUNDED = 0.5  # below this, rounding makes the right answer look wrong
 _GARBAGE_SAMPLES = 4
 _MOST_HANGS = 3  # each costs the full timeout
 
@@ -68,6 +67,7 @@ class Bench:
     lowest_gold: dict[str, float] = field(default_factory=dict)
     differing: list[str] = field(default_factory=list)
     rounds: bool = False  # some gold answer differs from the truth by no more than rounding of coordinates
+    thin: dict[str, dict[str, None]] = field(default_factory=dict)  # frame -> ids of samples whose boxes its grid cannot spell
     hangs: int = 0
 
     @property
@@ -183,46 +183,6 @@ def _encoding(bench: Bench) -> Iterator[str]:
     yield from bench.encode_errors
 
 
-def _geometry(score: Score) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]] | None:
-    """(predicted, true) boxes and points of an answer, aligned; None where there are none or their numbers differ.
-
-    A point that answers a box (a click) is compared with the box's middle.
-    """
-    detail = score.detail
-    boxes, true_boxes = boxes_of(detail, "pred_boxes"), boxes_of(detail, "gold_boxes")
-    tracks, true_tracks = (detail.get(name) for name in ("pred_tracks", "gold_tracks"))
-    if isinstance(tracks, Mapping) and isinstance(true_tracks, Mapping):
-        if tracks.keys() != true_tracks.keys():
-            return None
-        boxes = [*boxes, *(tuple(tracks[key]) for key in true_tracks)]
-        true_boxes = [*true_boxes, *(tuple(box) for box in true_tracks.values())]
-    points, true_points = points_of(detail, "pred_points"), points_of(detail, "gold_points")
-    if points and not true_points:
-        true_points = [((x1 + x2) / 2, (y1 + y2) / 2) for x1, y1, x2, y2 in true_boxes]
-        true_boxes = true_boxes if boxes else []
-    true_boxes, true_points = (true if mine else [] for mine, true in ((boxes, true_boxes), (points, true_points)))
-    labels, true_labels = detail.get("pred_labels"), detail.get("gold_labels")
-    if not (boxes or points) or len(boxes) != len(true_boxes) or len(points) != len(true_points):
-        return None
-    return None if labels is not None and true_labels is not None and labels != true_labels else (
-        [*boxes, *points], [*true_boxes, *true_points])
-
-
-def _only_rounded(score: Score, ctx: RewardContext) -> bool:
-    """True when the answer's boxes and points are the truth's to one step of the frame's grid (1, or 0.001 for rel1)."""
-    if (found := _geometry(score)) is None:
-        return False
-    grid = 0.001 if ctx.frame is CoordFrame.REL1 else 1.0
-    sizes: Sizes = (*ctx.images, *ctx.videos)
-    for size in sizes:
-        extent = ctx.frame.extent(size.resized_wh, size.orig_wh)
-        step = [grid * o / e + 1e-6 for o, e in zip(size.orig_wh, extent, strict=True)]
-        if all(abs(a - b) <= s for mine, true in zip(*found, strict=True)
-               for a, b, s in zip(mine, true, itertools.cycle(step), strict=False)):
-            return True
-    return False
-
-
 def _top(task: Task, score: Score) -> float:
     """What a gold answer should reach: 1, or more where a preset adds parts up without normalising their weights."""
     return min(task.value_range[1], max(1.0, math.fsum(score.weights.values())))
@@ -230,17 +190,28 @@ def _top(task: Task, score: Score) -> float:
 
 def _gold(bench: Bench) -> Iterator[str]:
     cases = [(frame, 1.0) for frame in CoordFrame] + [(bench.encoder.template.frame, p) for p in (0.0, 0.5)]
+    doubted: dict[str, None] = {}  # samples too thin for the frame that the model would answer in
     for (sample, sizes), (frame, progress) in itertools.product(bench.usable, cases):
         ctx = bench.context(sizes, frame, progress)
         text = bench.task.gold(sample, ctx)
         score = bench.score("gold", sample, text, ctx)
         bench.lowest_gold[frame.value] = min(score.value, bench.lowest_gold.get(frame.value, math.inf))
-        rounded = _only_rounded(score, ctx)
+        fixed = getattr(bench.task.member(sample.task), "frame", None)  # a paper's preset answers in its own frame always
+        rounded = only_rounded(score, dataclasses.replace(ctx, frame=fixed or frame))
         bench.rounds |= rounded
-        least = (_GOLD_ROUNDED if rounded else _GOLD) * _top(bench.task, score)
-        if score.value < least or not score.parsed:
+        least = (HALF if rounded else _GOLD) * _top(bench.task, score)
+        if score.parsed and score.value >= least:
+            continue
+        if rounded and too_thin(score):
+            bench.thin.setdefault((fixed or frame).value, {})[sample.id] = None
+            if fixed or frame is bench.encoder.template.frame:
+                doubted[sample.id] = None
+        else:
             yield (f"sample {sample.id}, frame {frame.value}, progress {progress:g}: {text[:80]!r} scores "
                    f"{score.value:.4g} (parts {dict(score.parts)}, reason {score.reason})")
+    if 2 * len(doubted) > len(bench.usable):  # shares of the picture that are read as pixels look like this
+        yield (f"the boxes of {len(doubted)} of {len(bench.usable)} samples are thinner than the grid of the answers, those of "
+               f"sample {next(iter(doubted))} first; is the frame of the data declared right?")
 
 
 def _accuracy(score: Score) -> dict[str, float]:
@@ -372,7 +343,7 @@ CHECKS: tuple[Check, ...] = (
           "add one {'type': 'image'} per entry of sample.images, in order, before the text", _messages),
     Check("prompts encode and fit", "every picture opens and every prompt fits the model's limit",
           "mend or remove those rows; lower data.max_pixels where a prompt is too long", _encoding),
-    Check("gold scores 1", f"{_GOLD} or more in every coordinate frame ({_GOLD_ROUNDED} where its grid rounds boxes or "
+    Check("gold scores 1", f"{_GOLD} or more in every coordinate frame ({HALF} where its grid rounds boxes or "
           "points), times the sum of the weights where a preset does not normalise them",
           "let gold() write what score() reads, converted by mmrl.coords.from_orig; set thresholds in reach", _gold),
     Check("wrong scores 0", "a well-formed answer whose accuracy parts are 0, in every frame",

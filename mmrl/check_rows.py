@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.conformance import load_encoder, source_of
+from mmrl.data import data_name
 from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.files import json_line, write_text
 from mmrl.registry import task_from_spec
@@ -32,7 +33,10 @@ _EXPECTED = re.compile(r"expected (.+?), found")
 
 @dataclass
 class RowErrors:
-    """What `check_rows` found: errors as {kind, file, row, id, reason}, rows left out on request and notes, counted."""
+    """What `check_rows` found: errors as {kind, file, row, id, reason}, rows left out on request and notes, counted.
+
+    `row` counts rows or lines of `file` from 1 (pictures, in COCO's annotations), also where a picture or prompt is wrong; `file`
+    is that of a data set of the hub in datasets' own cache."""
 
     task: str
     data: str
@@ -75,12 +79,12 @@ def check_rows(spec: str, data: str | Path | None = None, *, model: str | None =
     task.on_error = "record"
     if config is not None:
         task.orientation = config.data.image.orientation
-    result = RowErrors(spec, str(data))
-    samples = list(task.load(str(data)))
+    result = RowErrors(spec, data_name(data))
+    samples = list(task.load(result.data))
     result.samples, result.skipped, result.notes = len(samples), dict(task.skipped), dict(task.notes)
     for rejected in task.rejected:
         reason = str(getattr(rejected, "reason", rejected))
-        result.errors.append({"kind": _kind(reason), "file": str(getattr(rejected, "file", data)),
+        result.errors.append({"kind": _kind(reason), "file": str(getattr(rejected, "file", result.data)),
                               "row": getattr(rejected, "row", None), "id": None, "reason": reason})
     with tempfile.TemporaryDirectory() as scratch:
         encoder, _ = load_encoder(model, Path(scratch), config)
@@ -89,7 +93,10 @@ def check_rows(spec: str, data: str | Path | None = None, *, model: str | None =
                 encoder(sample, task)
             except (MediaError, DataError) as error:
                 kind = f"media: {error.kind}" if isinstance(error, MediaError) else _kind(str(error))
-                result.errors.append({"kind": kind, "file": str(data), "row": None, "id": sample.id, "reason": str(error)})
+                # a view that the task made of a row stands where that row does
+                place = task.places.get(sample.id) or task.places.get(str(sample.params.get("mirror_of")))
+                file, row = place or (result.data, None)
+                result.errors.append({"kind": kind, "file": file, "row": row, "id": sample.id, "reason": str(error)})
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / ERRORS, "".join(json_line(error) + "\n" for error in result.errors))
     return result

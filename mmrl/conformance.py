@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl._conformance_checks import CHECKS, Bench, Check
 from mmrl._conformance_pictures import draw_check
+from mmrl._conformance_rounding import HALF
+from mmrl.data import data_name
 from mmrl.errors import ConfigError, MediaError, did_you_mean
 from mmrl.media import sizes_on_disk
 from mmrl.registry import task_from_spec
@@ -148,7 +150,7 @@ def check_task(spec: str, data: str | Path | None = None, *, model: str | None =
     if config is not None:
         task.on_error, task.orientation = config.data.on_error, config.data.image.orientation
     folder.mkdir(parents=True, exist_ok=True)
-    path = str(data) if data is not None else task.example_data(str(folder / "examples"))
+    path = data_name(data) if data is not None else task.example_data(str(folder / "examples"))
     if path is None:
         raise ConfigError(f"task '{spec}' has no examples of its own: give --data FILE (or write {type(task).__name__}."
                           "example_data)")
@@ -162,6 +164,9 @@ def check_task(spec: str, data: str | Path | None = None, *, model: str | None =
                 _encode(bench, result)
                 result.findings += [_run(check, bench) for check in CHECKS]
             result.lowest_gold, result.rounds = dict(bench.lowest_gold), bench.rounds
+            if thin := {name for ids in bench.thin.values() for name in ids}:
+                result.notes[f"truth too thin for the grid of {', '.join(bench.thin)}: rounded to it, the right answer scores "
+                             f"under {HALF}"] = len(thin)
             result.pictures = _draw(bench, folder)
     write_json(folder / "conformance.json", {**asdict(result), "ok": result.ok})
     return result

@@ -55,6 +55,7 @@ class Task(abc.ABC):
     rejected: Sequence[Any] = ()
     skipped: Mapping[str, int] = MappingProxyType({})  # rows left out on request by the last `load`, counted by reason
     orientation: Orientation = "displayed"  # set by the run before `load` (data.image.orientation): which pixels the data count
+    places: Mapping[str, tuple[str, int]] = MappingProxyType({})  # sample id -> (file, row) of the last `load`, where it knows
     notes: Mapping[str, int] = MappingProxyType({})  # what the last `load` did to rows that are used, counted by what it was
 
     def __init__(self, **params: Any) -> None:

@@ -31,7 +31,7 @@ from rewards.reading import check_level
 from rewards.router import Part, PartFactory, Rubric
 from tasks.levels import AnswerError, ReadingTask
 
-__all__ = ["AnswerError", "AnswerTask", "ENVELOPES", "FRAME_WORDS", "Prediction", "picture_size"]
+__all__ = ["AnswerError", "AnswerTask", "ENVELOPES", "EXPLAINED", "FRAME_WORDS", "Prediction", "picture_size"]
 
 FRAME_WORDS: Mapping[CoordFrame, str] = {
     CoordFrame.ABS_ORIG: "in pixels of the image",
@@ -47,11 +47,13 @@ ENVELOPES = {
     "bare": "Reply with nothing but {shape}.",
 }
 """How each answer_format is asked for, behind the task's own `ask`."""
+EXPLAINED = "First explain briefly what you see, then reply with <answer>{shape}</answer>."
+"""A `request` for a few words of reasoning, not in tags of their own, before the answer, as EasyVideoR1's prompts ask for them."""
 
 _COMMON: Mapping[str, Any] = {
     "preset": None, "prompt": None, "answer_format": "answer", "answers": "strict", "extractor": None, "mode": None, "accuracy": {},
     "weights": {"accuracy": 0.9, "format": 0.1}, "normalise": True, "parts": {}, "per_source": {}, "reader": {},
-    "format_rule": "envelope", "frame": None,
+    "format_rule": "envelope", "frame": None, "request": None,
 }
 _CUT_SHORT = ("empty", "no_answer", "unclosed_answer", "unclosed_think")
 
@@ -143,6 +145,7 @@ class AnswerTask(ReadingTask):
 
     preset         a named set of the parameters below that reproduces a paper (the class's `presets`)
     prompt         text with {question} and, if the frame matters, {frame}; default: `ask` and the envelope's request
+    request        how the envelope is asked for behind `ask`, text with {shape}; null (default): in the words of answer_format
     answer_format  'answer' (default), 'think', 'think_lines' or 'bare'
     format_rule    what the part `format` pays: 'envelope' (default: the whole text is the envelope and holds an answer), or a
                    paper's rule, see rewards.format_rules; most of these pay a right envelope around an unreadable answer, too
@@ -178,8 +181,12 @@ class AnswerTask(ReadingTask):
         if self.answers == "official" and self.extractor is None:
             raise ConfigError(f"expected {name}.extractor beside answers: official, the benchmark's own, found none; name one of "
                               f"{', '.join(EXTRACTORS)}, or set answers: native")
+        self.request: str = ENVELOPES[self.answer_format] if settings["request"] is None else settings["request"]
+        if not isinstance(self.request, str) or "{shape}" not in self.request:
+            raise ConfigError(f"expected a request that contains {{shape}}, found {self.request!r}; for example "
+                              f"{ENVELOPES[self.answer_format]!r}")
         self.prompt: str = settings["prompt"] if settings["prompt"] is not None else (
-            f"{self.ask} {ENVELOPES[self.answer_format]}".replace("{shape}", self.shape))
+            f"{self.ask} {self.request}".replace("{shape}", self.shape))
         if not isinstance(self.prompt, str) or "{question}" not in self.prompt:
             raise ConfigError(f"expected a prompt that contains {{question}}, found {self.prompt!r}; "
                               "for example 'Find {question}.'")
@@ -187,6 +194,7 @@ class AnswerTask(ReadingTask):
         self.rejected: list[Any] = []
         self.skipped: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
+        self.places: dict[str, tuple[str, int]] = {}
         self.rubric = self._build_rubric(settings)
         self.part_names = self.rubric.part_names
         self.value_range, self.part_ranges = self.rubric.value_range, self.rubric.part_ranges
@@ -279,6 +287,7 @@ class AnswerTask(ReadingTask):
         readout = read_any(path, task=self.name, check=self._check_row, **options)
         readout.verify(self.rubric.check, path, options["on_error"])
         self.rejected, self.skipped, self.notes = readout.rejected, readout.skipped, readout.notes
+        self.places = readout.places
         return readout.samples
 
     def _check_row(self, task: str, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],

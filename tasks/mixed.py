@@ -57,6 +57,7 @@ class Mixed(Task):
         self.rejected: list[Any] = []
         self.skipped: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
+        self.places: dict[str, tuple[str, int]] = {}
         for name in self.params["tasks"]:
             self._make(name)
 
@@ -114,6 +115,7 @@ class Mixed(Task):
         readout = read_any(path, task=self.name, check=self._check_row, **options)
         readout.verify(self._check_sample, path, options["on_error"])
         self.rejected, self.skipped, self.notes = readout.rejected, readout.skipped, readout.notes
+        self.places = readout.places
         return readout.samples
 
     def messages(self, sample: Sample, template: Template) -> list[dict[str, Any]]:

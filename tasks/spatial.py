@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
-from mmrl.errors import ConfigError, DataError
+from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.types import RewardContext, Sample, Score
@@ -148,8 +148,18 @@ class Spatial(Choice):
             both.append(sample)
             if (sample.images and "mirror_of" not in sample.params and sample.id not in done
                     and sample.params.get("mirror", True)):
-                both.append(mirror_sample(sample, self.settings["mirror_folder"]))
+                both += self._mirrored(sample)
         return both
+
+    def _mirrored(self, sample: Sample) -> list[Sample]:
+        """The mirrored view, none where the picture cannot be read and on_error is 'record': the sample itself reports it."""
+        try:
+            return [mirror_sample(sample, self.settings["mirror_folder"])]
+        except MediaError as error:
+            if self.on_error == "record":
+                return []
+            file, row = self.places[sample.id]
+            raise DataError(f"{file}: row {row}: no mirrored view of sample {sample.id!r}: {error}") from error
 
     def fill_prompt(self, prompt: str, sample: Sample, template: Template) -> str:
         """{kind} becomes what this sample asks for; options as in the choice task."""

@@ -77,7 +77,8 @@ def check_all_command(name: str, data: Path | None, model: str | None, param: li
     console = Console(width=_WIDTH, highlight=False)
     console.print(f"{escape(result.data)}: {result.samples:,} usable rows of task {escape(name)}, {len(result.errors):,} errors")
     for kind, errors in result.kinds.items():
-        places = ", ".join(f"row {e['row']}" if e["row"] is not None else str(e["id"]) for e in errors[:_PLACES])
+        places = ", ".join(" ".join([f"row {e['row']}"] * (e["row"] is not None) + [str(e["id"])] * (e["id"] is not None))
+                           for e in errors[:_PLACES])
         console.print(f"\n[bold]{len(errors):,} x {escape(kind)}[/]\n  {escape(places)}{' ...' if len(errors) > _PLACES else ''}\n"
                       f"  first: {escape(errors[0]['reason'])}")
     for title, counts in (("rows left out", result.skipped), ("of rows that are used", result.notes)):

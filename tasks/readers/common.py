@@ -70,22 +70,28 @@ class Readout:
     samples: list[Sample] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)  # row or line of each sample
+    files: list[str] = field(default_factory=list)  # in which of the files that is
     skipped: Counter[str] = field(default_factory=Counter)  # rows left out on request, by reason
     notes: Counter[str] = field(default_factory=Counter)  # what was done to rows that are used: params.adjusted, EXIF
 
     def verify(self, check: Callable[[Sample], None], file: str | os.PathLike[str], on_error: str = "raise") -> None:
         """Run `check` on every sample; one it refuses (DataError, ConfigError) raises or moves to `rejected`."""
-        kept: list[tuple[Sample, int]] = []
-        for sample, row in zip(self.samples, self.rows, strict=True):
+        kept: list[tuple[Sample, int, str]] = []
+        for sample, row, name in zip(self.samples, self.rows, self.files, strict=True):
             try:
                 check(sample)
-                kept.append((sample, row))
+                kept.append((sample, row, name))
             except (DataError, ConfigError) as err:
                 rejected = Rejected(os.fspath(file), row, f"sample {sample.id!r}: params.reward: {err}")
                 if on_error == "raise":
                     raise DataError(str(rejected)) from err
                 self.rejected.append(rejected)
-        self.samples, self.rows = [s for s, _ in kept], [r for _, r in kept]
+        self.samples, self.rows, self.files = [s for s, _, _ in kept], [r for _, r, _ in kept], [f for _, _, f in kept]
+
+    @property
+    def places(self) -> dict[str, tuple[str, int]]:
+        """Where each sample stands: its id -> (file, row or line)."""
+        return {s.id: (file, row) for s, file, row in zip(self.samples, self.files, self.rows, strict=True)}
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.samples)
@@ -241,7 +247,7 @@ def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], conve
         return facts[path].size(_orientation.get())
 
     first_row: dict[str, int] = {}
-    readout = Readout()
+    readout, name = Readout(), os.fspath(file)
     for number, row in rows:
         of_row.clear()
         try:
@@ -256,10 +262,11 @@ def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], conve
             readout.samples += samples
             readout.notes.update(note for sample in samples for note in sample.params.get("adjusted", ()))
             readout.rows += [number] * len(samples)
+            readout.files += [name] * len(samples)
         except SkipRow as skip:
             readout.skipped[skip.reason] += 1
         except (DataError, MediaError) as err:
-            rejected = Rejected(os.fspath(file), number, f"{err}{_where_pictures_are(err)}{_exif_words(err, of_row)}")
+            rejected = Rejected(name, number, f"{err}{_where_pictures_are(err)}{_exif_words(err, of_row)}")
             if on_error == "raise":
                 raise DataError(str(rejected)) from err
             readout.rejected.append(rejected)

@@ -104,9 +104,9 @@ def read_files(files: Iterable[Path], read_one: Callable[[Path], Readout], on_er
         total.rejected += part.rejected
         total.skipped.update(part.skipped)
         total.notes.update(part.notes)
-        for sample, row in zip(part.samples, part.rows, strict=True):
+        for sample, row, name in zip(part.samples, part.rows, part.files, strict=True):
             if sample.id in first_file and first_file[sample.id] != file:
-                rejected = Rejected(str(file), row, f"expected unique ids, found id {sample.id!r} again, first in "
+                rejected = Rejected(name, row, f"expected unique ids, found id {sample.id!r} again, first in "
                                     f"{first_file[sample.id]}; rename or remove one of the rows")
                 if on_error == "raise":
                     raise DataError(str(rejected))
@@ -115,6 +115,7 @@ def read_files(files: Iterable[Path], read_one: Callable[[Path], Readout], on_er
             first_file[sample.id] = file
             total.samples.append(sample)
             total.rows.append(row)
+            total.files.append(name)
     return total
 
 
