@@ -38,9 +38,11 @@ goldens void: tests/tasks/metrics/test_official_inputs.py compares their digests
     choices         the package lmms-eval 0.7.3, tasks/{mlvu,mvbench,videomme}/utils.py: process_results and aggregate_results
     qvhighlights    jayleicn/moment_detr standalone_eval/{eval,utils}.py at b7e553a, whole: python -m standalone_eval.eval
     nextgqa         doc-doc/NExT-GQA code/TempGQA/eval_ground.py at 63772e0, whole: eval_ground
+    lvis_truth      lvis-dataset/lvis-api lvis/{lvis,results,eval}.py at 7d7f07d: what LVISEval(truth, a box per image and category,
+                    'bbox') holds after _prepare: the categories that count in an image, its truths, frequencies
     got10k          the package got10k 0.1.3: ExperimentGOT10k(root, 'val').report on folders written from the input
 
-Run on 2026-11-21 (charades, docvqa, nextgqa, qvhighlights on 2026-11-23) with Python 3.11, numpy 2.4.6, pandas 3.1.1,
+Run on 2026-11-21 (charades, docvqa, lvis_truth, nextgqa, qvhighlights on 2026-11-23) with Python 3.11, numpy 2.4.6, pandas 3.1.1,
 scikit-learn 1.9.1, pycocotools 2.0.11, Levenshtein 0.27.5.
 Not to be had: the evaluation of AndroidControl's own paper (no program of theirs compares predictions); EasyVideoR1's and
 VideoChat-R1's tracking and spatio-temporal protocols are papers' protocols, not a benchmark's program.
@@ -54,6 +56,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from assets.official_image_inputs import IMAGE_INPUTS
 from assets.official_video_inputs import VIDEO_INPUTS
 
 __all__ = ["FOLDER", "INPUTS", "load", "make_all"]
@@ -341,7 +344,7 @@ def mathvista() -> Row:
 
 INPUTS: Mapping[str, Callable[[], Row]] = {
     make.__name__: make for make in (ovdeval, screenspot, screenspot_pro, os_atlas, gui_r1, ui_r1, odyssey, ocrbench, docvqa,
-                                     vsibench, chartqa, mathvista, *VIDEO_INPUTS)}
+                                     vsibench, chartqa, mathvista, *IMAGE_INPUTS, *VIDEO_INPUTS)}
 """Name of an input file -> its content."""
 
 
