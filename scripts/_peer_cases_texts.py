@@ -112,6 +112,13 @@ def click_cases(wrap: Wrap, spell: str, reply: str = "point") -> Iterator[Case]:
                           ("corners swapped", "500, 300, 300, 200"), ("a box without area", "400, 250, 400, 250")):
         if reply == "box" or numbers.count(",") != 3:
             yield Case(what, wrap(spell.replace("X", numbers)), list(box))
+    for name, element, places in (
+            ("a small element", (20, 700, 44, 724),
+             (("in the middle", (32, 712)), ("at its edge", (42, 722)), ("beside it", (60, 712)))),
+            ("a bar across the screen", (0, 2, 1000, 42),
+             (("in the middle", (500, 22)), ("at its end", (950, 30)), ("below it", (500, 70))))):
+        for what, place in places:
+            yield Case(f"{name}: {what}", wrap(at(*place)), list(element))
 
 
 def action_cases(wrap: Wrap, keys: tuple[str, str | None], point_truth: bool = False) -> Iterator[Case]:

@@ -113,7 +113,24 @@ def track_cases(wrap: Wrap, listed: bool = False) -> Iterator[Case]:
         yield Case("a bare mapping", wrap(json.dumps(dict(_BOXES))), truth, _VIDEO)
         yield Case("single quotes", wrap(spell(_BOXES).replace('"', "'")), truth, _VIDEO)
         yield Case("numbers with decimals as keys", wrap(spell({f"{float(k)}": v for k, v in _BOXES.items()})), truth, _VIDEO)
+    else:
+        yield from _listed(wrap, shares, truth)
     yield Case("broken JSON", wrap(write(_BOXES)[:-3]), truth, _VIDEO)
+
+
+def _listed(wrap: Wrap, write: Callable[[Boxes], str], truth: Any) -> Iterator[Case]:
+    """What only a list of boxes in shares of the picture can be."""
+    keys = list(_BOXES)
+    shrunk = {key: [box[0] + 50, box[1] + 50, box[2] - 50, box[3] - 50] for key, box in _BOXES.items()}
+    for what, answer in (
+            ("boxes half as wide and high", write(shrunk)), ("boxes in the other order", write({k: _BOXES[k] for k in keys[::-1]})),
+            ("boxes a second late", write(dict(zip(keys, [_BOXES[keys[0]], *(_BOXES[k] for k in keys[:-1])], strict=True)))),
+            ("the last box beside", write({**_BOXES, keys[-1]: _moved(_BOXES, 500)[keys[-1]]})),
+            ("two digits", json.dumps([[round(v / 1000, 2) for v in box] for box in _BOXES.values()])),
+            ("boxes in pixels", json.dumps(list(map(list, _BOXES.values())))),
+            ("line feeds between the boxes", write(_BOXES).replace("], ", "],\n")),
+            ("tuples", f"[{write(_BOXES)[1:-1].replace('[', '(').replace(']', ')')}]"), ("an empty list", "[]")):
+        yield Case(what, wrap(answer), truth, _VIDEO)
 
 
 def tube_cases(wrap: Wrap) -> Iterator[Case]:

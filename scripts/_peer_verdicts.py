@@ -40,6 +40,7 @@ _RULES: Sequence[_Rule] = (
      "the answer is asked for alone, and is not searched in other text"),
     (("grounding:vlm_r1", *_GUI), ("decimals", "negative numbers"), DEFECT,
      "only digits are read: a decimal point or a minus loses the answer"),
+    (("tracking:videochat_r1",), ("tuples",), DESIGN, "round brackets are read as square ones"),
     (("temporal_grounding:videochat_r1",), ("before the video",), DEFECT, "only digits are read: the minus is lost"),
     (("numeric:easyvideo",), (".5 for 0.5",), DEFECT, "only what starts with a digit is read: .5 becomes 5"),
     (("numeric:video_r1",), ("1,200 for 1200",), DEFECT, "a comma between thousands is taken for a decimal point"),
