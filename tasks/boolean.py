@@ -20,7 +20,7 @@ from mmrl.types import RewardContext, Sample, Score
 from rewards.choice import parse_boolean
 from rewards.reading.choices import yes_or_no
 from rewards.router import Part, PartFactory
-from tasks.base import AnswerError, AnswerTask, Prediction
+from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
 
 __all__ = ["Boolean", "read_truth"]
 
@@ -55,7 +55,7 @@ class Boolean(AnswerTask):
 
     shape: ClassVar[str] = "yes or no"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easyvideo_r1": {"mode": "exact", "answers": "native", "format_rule": "easyvideo_r1",
+        "easyvideo_r1": {"request": EXPLAINED, "mode": "exact", "answers": "native", "format_rule": "easyvideo_r1",
                          "weights": {"accuracy": 0.9, "format": 0.1}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct",)

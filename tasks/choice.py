@@ -27,7 +27,7 @@ from rewards.official import Asked
 from rewards.parsing import extract_answer
 from rewards.reading.choices import one_letter
 from rewards.router import Part, PartFactory
-from tasks.base import AnswerError, AnswerTask, Prediction
+from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
 from tasks.truths import of_sample
 
 __all__ = ["Choice", "options_of", "read_letter", "sample_options"]
@@ -113,7 +113,7 @@ class Choice(AnswerTask):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "video_r1": {"mode": "literal", "answer_format": "think", "format_rule": "tags",
                      "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "easyvideo_r1": {"mode": "exact", "answers": "native", "format_rule": "easyvideo_r1",
+        "easyvideo_r1": {"request": EXPLAINED, "mode": "exact", "answers": "native", "format_rule": "easyvideo_r1",
                          "weights": {"accuracy": 0.9, "format": 0.1}},
         "mathvista_rule": {"nearest_option": True},
     }

@@ -25,7 +25,7 @@ from rewards.objects import MAX_OBJECTS, parse_points
 from rewards.reading.numbers import none_of_them, one_number
 from rewards.reading.places import many_points
 from rewards.router import SAMPLE_KEY, Part, PartFactory, Rubric
-from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction, picture_size
+from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import format_point, from_picture
 
 __all__ = ["Counted", "Counting"]
@@ -113,7 +113,7 @@ class Counting(AnswerTask):
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
-        self._asks_for_points = f"{_ASK_POINTS} {ENVELOPES[self.answer_format]}".replace("{shape}", _POINTS)
+        self._asks_for_points = f"{_ASK_POINTS} {self.request}".replace("{shape}", _POINTS)
         if self.settings["prompt"] is None and self.settings["mode"] == "points":
             self.prompt = self._asks_for_points
 
@@ -129,7 +129,7 @@ class Counting(AnswerTask):
         if self.settings["prompt"] is None:
             points = _mode_of(self.settings, sample) == "points"
             prompt = self._asks_for_points if points else (
-                f"{self.ask} {ENVELOPES[self.answer_format]}".replace("{shape}", self.shape))
+                f"{self.ask} {self.request}".replace("{shape}", self.shape))
         return super().fill_prompt(prompt, sample, template)
 
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]], params: Mapping[str, Any]) -> int:

@@ -26,7 +26,7 @@ from rewards.objects import MAX_OBJECTS, LabelledBox, normalise_label, parse_obj
 from rewards.parsing import Box, extract_answer
 from rewards.reading.places import labelled_boxes
 from rewards.router import Part, PartFactory
-from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction, picture_size
+from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
 from tasks.truths import of_sample
 
@@ -168,7 +168,7 @@ class Detection(AnswerTask):
             raise ConfigError(f"unknown spelling {spelling!r} of detection; expected {', '.join(SPELLINGS)}."
                               f"{did_you_mean(str(spelling), SPELLINGS)}")
         if self.settings["prompt"] is None:
-            self.prompt = f"{self.ask} {ENVELOPES[self.answer_format]}"  # {shape} is known when the sample is
+            self.prompt = f"{self.ask} {self.request}"  # {shape} is known when the sample is
 
     def _accuracy_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**settings["accuracy"], "mode": settings["mode"], "reachable": bool(settings["reachable"])}

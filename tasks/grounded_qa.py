@@ -38,7 +38,7 @@ from rewards.router import Part, PartFactory
 from rewards.temporal import span_iop, span_iou, union_iou
 from rewards.text import check_number
 from rewards.times import SPAN_KEYS, Span, read_json, spans_of
-from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction
+from tasks.base import AnswerError, AnswerTask, Prediction
 from tasks.choice import options_of, read_letter, sample_options
 from tasks.spans import TimeFormat, beside_spans, check_spans, clip_pair, duration_of, need_duration, spell_seconds, true_spans
 
@@ -110,7 +110,7 @@ class GroundedQA(AnswerTask):
                               f"{did_you_mean(str(self.settings['spelling']), _SPELLINGS)}")
         if self.settings["prompt"] is None:
             shape = self.shape.replace("[start, end]", "[[start, end], ...]") if self.times.many else self.shape
-            self.prompt = f"{self.ask} {ENVELOPES[self.answer_format]}".replace("{shape}", shape)
+            self.prompt = f"{self.ask} {self.request}".replace("{shape}", shape)
 
     @functools.cached_property
     def times(self) -> TimeFormat:

@@ -23,7 +23,7 @@ from rewards.iou import box_giou, box_iou, outside_share
 from rewards.parsing import Box, parse_boxes
 from rewards.reading.places import one_box
 from rewards.router import Part, PartFactory
-from tasks.base import FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
+from tasks.base import EXPLAINED, FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
 from tasks.truths import of_sample
 
@@ -102,8 +102,8 @@ class Grounding(AnswerTask):
                           "normalise": False},
         "vlm_r1": {"mode": "iou", "answer_format": "think", "spelling": "bbox_2d", "format_rule": "vlm_r1_rec",
                    "frame": "abs_resized", "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "easyvideo_r1": {"mode": "iou", "spelling": "boxes", "answers": "native", "format_rule": "easyvideo_r1",
-                         "weights": {"accuracy": 0.9, "format": 0.1}},
+        "easyvideo_r1": {"request": EXPLAINED, "mode": "iou", "spelling": "boxes", "answers": "native",
+                         "format_rule": "easyvideo_r1", "weights": {"accuracy": 0.9, "format": 0.1}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("iou", "giou", *(f"acc@{level:g}" for level in _LEVELS), "outside_image", "correct")
 

@@ -48,8 +48,11 @@ def action_words(space: str) -> str:
 def _peer_words(space: str, spelling: str) -> str:
     """What ui_r1 or gui_r1 ask for: one dict in a list, every key present."""
     names = ", ".join(repr(_PEER_NAMES.get((spelling, name), name)) for name in SPACES[space] if name != "swipe")
-    tail = "'coordinate': [x, y]" if spelling == "ui_r1" else "'point': [x, y], 'input_text': 'no input text'"
-    return f"one of {names}, written as [{{'action': 'click', {tail}}}]"
+    if spelling == "ui_r1":
+        return f"one of {names}, written as [{{'action': 'click', 'coordinate': [x, y]}}]"
+    return (f"one of {names}, written as [{{'action': 'click', 'point': [x, y], 'input_text': 'no input text'}}]; a text to type, "
+            "an app to open, keys to press or the direction of a scroll (up, down, left, right) stands in 'input_text', and "
+            "'point' is [-100, -100] where there is none")
 
 
 def _peer_spelling(table: Mapping[str, Any], spelling: str) -> str:

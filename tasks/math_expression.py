@@ -21,7 +21,7 @@ from mmrl.registry import register
 from mmrl.types import RewardContext, Sample, Score
 from rewards.math_expression import MathVerdict, parse_expression, verify_expression
 from rewards.router import Part, PartFactory
-from tasks.base import AnswerError, AnswerTask, Prediction
+from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
 
 __all__ = ["Math"]
 
@@ -58,7 +58,7 @@ class Math(AnswerTask):
                      "weights": {"accuracy": 1.0, "format": 0.1}},
         "r1_v": {"evaluated": False, "answer_format": "think", "answers": "native", "format_rule": "tags",
                  "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "easyvideo_r1": {"evaluated": False, "answers": "native", "format_rule": "easyvideo_r1",
+        "easyvideo_r1": {"request": EXPLAINED, "evaluated": False, "answers": "native", "format_rule": "easyvideo_r1",
                          "weights": {"accuracy": 0.9, "format": 0.1}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct",)

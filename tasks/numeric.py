@@ -33,7 +33,7 @@ from rewards.numeric import (
 )
 from rewards.reading.numbers import one_number
 from rewards.router import Part, PartFactory
-from tasks.base import AnswerError, AnswerTask, Prediction
+from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
 from tasks.truths import of_sample
 
 __all__ = ["Numeric"]
@@ -85,11 +85,11 @@ class Numeric(AnswerTask):
                      "format_rule": "tags", "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
         "video_r1_regression": {"mode": "regression", "answer_format": "think", "format_rule": "tags",
                                 "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
-        "easyvideo_r1": {"mode": "rounded", "accuracy": {"decimals": 4, "same_form": False, "slack": 0.015},
+        "easyvideo_r1": {"request": EXPLAINED, "mode": "rounded", "accuracy": {"decimals": 4, "same_form": False, "slack": 0.015},
                          "answers": "native", "evaluated": False, "format_rule": "easyvideo_r1",
                          "weights": {"accuracy": 0.9, "format": 0.1}, "percent": "fraction"},
-        "easyvideo_r1_regression": {"mode": "mra", "accuracy": {"strict": "double"}, "format_rule": "easyvideo_r1",
-                                    "answers": "native", "evaluated": False,
+        "easyvideo_r1_regression": {"request": EXPLAINED, "mode": "mra", "accuracy": {"strict": "double"},
+                                    "format_rule": "easyvideo_r1", "answers": "native", "evaluated": False,
                                     "weights": {"accuracy": 0.9, "format": 0.1}, "percent": "fraction"},
         "vsi_bench": {"mode": "mra", "parse": "first_token"},
         "mathvista_rule": {"mode": "exact"},

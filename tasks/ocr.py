@@ -25,6 +25,7 @@ from rewards.text import (
     normalised_edit_distance,
     word_error_rate,
 )
+from tasks.base import EXPLAINED
 from tasks.examples import draw_text, write_rows
 from tasks.texts import TextTask, accepted_texts
 
@@ -52,7 +53,8 @@ class OCR(TextTask):
         "video_r1": {"mode": "wer", "normalise_text": [], "answer_format": "think", "format_rule": "tags",
                      "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False},
         # its unified_rl recipe; video_rl has no rule for OCR and compares the texts as mathematics
-        "easyvideo_r1": {"mode": "wer", "normalise_text": ["lower"], "answers": "native", "format_rule": "easyvideo_r1_unified"},
+        "easyvideo_r1": {"request": EXPLAINED, "mode": "wer", "normalise_text": ["lower"], "answers": "native",
+                         "format_rule": "easyvideo_r1_unified"},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("ned", "wer", "correct")
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from mmrl.registry import register
 from mmrl.types import RewardContext, Sample
 from rewards.text import MAX_CHARS, TextReward, check_number, docvqa_anls, make_text_reward
+from tasks.base import EXPLAINED
 from tasks.examples import write_rows
 from tasks.texts import TextTask, accepted_texts
 
@@ -51,9 +52,9 @@ class OpenText(TextTask):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "video_r1": {"mode": "rouge", "accuracy": _PACKAGE, "answer_format": "think", "format_rule": "tags",
                      "weights": {"accuracy": 1.0, "format": 1.0}, "normalise": False, "normalise_text": []},
-        "easyvideo_r1": {"mode": "rouge", "accuracy": _PACKAGE, "answers": "native", "format_rule": "easyvideo_r1",
-                         "normalise_text": []},
-        "easyvideo_r1_unified": {"mode": "rouge", "accuracy": {**_PACKAGE, "short": 10}, "answers": "native",
+        "easyvideo_r1": {"request": EXPLAINED, "mode": "rouge", "accuracy": _PACKAGE, "answers": "native",
+                         "format_rule": "easyvideo_r1", "normalise_text": []},
+        "easyvideo_r1_unified": {"request": EXPLAINED, "mode": "rouge", "accuracy": {**_PACKAGE, "short": 10}, "answers": "native",
                                  "format_rule": "easyvideo_r1_unified",
                                  "normalise_text": []},
     }

@@ -31,7 +31,7 @@ from rewards.temporal import span_iou
 from rewards.text import check_number
 from rewards.times import Span, spans_of
 from rewards.tracks import TrackParse, mean, mean_iou, parse_track, track_ious, tube_viou
-from tasks.base import AnswerError, AnswerTask, Prediction
+from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
 from tasks.boxes import from_picture
 from tasks.spans import beside_spans, check_spans, clip_pair, clip_size, duration_of, need_duration, spell_seconds
 from tasks.temporal_grounding import named_parts, structure_part
@@ -106,7 +106,8 @@ class SpatioTemporalGrounding(AnswerTask):
     shape: ClassVar[str] = '{"time": [start, end], "boxes": {"second": [x1, y1, x2, y2], ...}}'
     default_mode: ClassVar[str] = "mean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easyvideo_r1": {"answers": "native", "format_rule": "easyvideo_r1", "weights": {"accuracy": 0.9, "format": 0.1}},
+        "easyvideo_r1": {"request": EXPLAINED, "answers": "native", "format_rule": "easyvideo_r1",
+                         "weights": {"accuracy": 0.9, "format": 0.1}},
         "onethinker": {"answer_format": "think", "answers": "native", "format_rule": "tags", "normalise": False,
                        "weights": {"accuracy": 0.9, "format": 0.1, "structure": 1.0}},
     }

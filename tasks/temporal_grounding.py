@@ -35,7 +35,7 @@ from rewards.router import Part, PartFactory
 from rewards.temporal import make_span_reward, span_iou, union_iou
 from rewards.text import check_names
 from rewards.times import Span, parse_spans
-from tasks.base import ENVELOPES, AnswerError, AnswerTask, Prediction
+from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
 from tasks.spans import TimeFormat, beside_spans, check_spans, clip_pair, duration_of, need_duration, spell_seconds, true_spans
 
 __all__ = ["LEVELS", "TemporalGrounding", "anchors_part", "named_parts", "structure_part"]
@@ -117,8 +117,8 @@ class TemporalGrounding(AnswerTask):
     default_mode: ClassVar[str] = "union"
     own_params: ClassVar[Mapping[str, Any]] = {"spelling": "list", "time_frame": "seconds", "spans": "many", "anchors": {}}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easyvideo_r1": {"spelling": "json", "spans": "one", "answers": "native", "format_rule": "easyvideo_r1",
-                         "weights": {"accuracy": 0.9, "format": 0.1}},
+        "easyvideo_r1": {"request": EXPLAINED, "spelling": "json", "spans": "one", "answers": "native",
+                         "format_rule": "easyvideo_r1", "weights": {"accuracy": 0.9, "format": 0.1}},
         "temporal_r1": {"spelling": "start_end", "spans": "one", "answer_format": "think", "format_rule": "temporal_r1",
                         "weights": {"accuracy": 0.5, "format": 0.5}},
         "videochat_r1": {"spelling": "to", "spans": "one", "answer_format": "think", "format_rule": "tags",
@@ -134,7 +134,7 @@ class TemporalGrounding(AnswerTask):
         settings = self.settings
         if settings["prompt"] is None:
             ask = f"{self.ask} {_ANCHORS_ASK.strip()}" if "anchors" in self.part_names else self.ask
-            self.prompt = f"{ask} {ENVELOPES[self.answer_format]}".replace("{shape}", self.times.shape)
+            self.prompt = f"{ask} {self.request}".replace("{shape}", self.times.shape)
 
     @functools.cached_property
     def times(self) -> TimeFormat:

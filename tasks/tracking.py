@@ -37,7 +37,7 @@ from rewards.tracks import (
     track_key,
     track_viou,
 )
-from tasks.base import ENVELOPES, FRAME_WORDS, AnswerError, AnswerTask, Prediction
+from tasks.base import EXPLAINED, FRAME_WORDS, AnswerError, AnswerTask, Prediction
 from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step
 from tasks.spans import clip_size, need_duration, spell_seconds
 from tasks.temporal_grounding import named_parts, structure_part
@@ -185,7 +185,7 @@ class Tracking(AnswerTask):
     default_mode: ClassVar[str] = "mean"
     own_params: ClassVar[Mapping[str, Any]] = {"count_first": False, "spelling": "keyed"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "easyvideo_r1": {"count_first": True, "answers": "native", "format_rule": "easyvideo_r1",
+        "easyvideo_r1": {"request": EXPLAINED, "count_first": True, "answers": "native", "format_rule": "easyvideo_r1",
                          "weights": {"accuracy": 0.9, "format": 0.1}},
         "onethinker": {"count_first": True, "answer_format": "think", "answers": "native", "format_rule": "tags",
                        "normalise": False,
@@ -206,7 +206,7 @@ class Tracking(AnswerTask):
             raise ConfigError(f"unknown tracking.spelling {spelling!r}; expected one of {', '.join(_SHAPES)}."
                               f"{did_you_mean(str(spelling), _SHAPES)}")
         if self.settings["prompt"] is None:
-            self.prompt = f"{self.ask} {ENVELOPES[self.answer_format]}".replace("{shape}", _SHAPES[spelling])
+            self.prompt = f"{self.ask} {self.request}".replace("{shape}", _SHAPES[spelling])
 
     def _accuracy_settings(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**settings["accuracy"], "mode": settings["mode"], "count_first": settings["count_first"]}
