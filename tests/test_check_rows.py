@@ -74,6 +74,7 @@ def test_coco_and_parquet_too_and_a_clean_set_is_status_0(tmp_path: Path) -> Non
         assert done.exit_code == status, done.output
 
 
+@pytest.mark.slow
 def test_several_files_and_views_name_the_file_and_row_they_come_from(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -94,6 +95,7 @@ def test_several_files_and_views_name_the_file_and_row_they_come_from(tmp_path: 
     assert found.errors and {(e["file"], e["row"]) for e in found.errors} == {(str(own), 2)}
 
 
+@pytest.mark.slow  # datasets builds its cache
 def test_data_of_the_hub_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A data set in the hub's layout, found by `datasets` itself; the command line takes its name for a file."""
     import datasets

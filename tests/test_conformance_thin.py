@@ -19,6 +19,7 @@ from mmrl.types import ImageSize
 from tasks.boxes import rounded_box
 from tests.engine_kit import tiny_folder
 
+pytestmark = pytest.mark.slow  # each starts a reward worker
 SIZE = (448, 336)
 THIN, LOW, PLAIN = [20.3, 30, 0.1, 120], [40, 50.1, 200, 0.3], [100.4, 60.2, 90.3, 80.9]
 

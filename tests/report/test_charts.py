@@ -88,6 +88,12 @@ def test_axis_is_logarithmic_only_for_wide_positive_ranges() -> None:
     assert "log scale" not in line_chart("t", [Line("a", wide)])
 
 
+def test_a_line_of_zeros_has_no_negative_half() -> None:
+    """A KL of 0 in every step was drawn between -0.05 and 0.05."""
+    assert "−" not in line_chart("t", [Line("a", [(1, 0.0), (2, 0.0)])]), "labels have a minus of their own"
+    assert "−" in line_chart("t", [Line("a", [(1, -1.0), (2, 0.0)])])
+
+
 def test_bars_stack_to_their_sum() -> None:
     figure = bar_chart("t", [Line("a", [(1, 1.0), (2, 2.0)]), Line("b", [(1, 3.0), (2, None)])])
     low, high = (re.findall(r"M[\d.]+ ([\d.]+)H[\d.]+V([\d.]+)", d) for d in paths(figure, "bar"))
