@@ -202,14 +202,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=200_000, help="texts per reward")
     parser.add_argument("--pooled-inputs", type=int, default=None, help="the same for rewards that use the verifier pool")
-    parser.add_argument("--only", default="", help="names of rewards that start with this; --record then renews "
-                        "their rows only")
+    parser.add_argument("--only", default="", help="names of rewards that start with one of these, with commas between "
+                        "them; --record then renews their rows only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="write assets/results/fuzz_rewards.json")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parse(parser, argv)
     rows: dict[str, Any] = {}
-    cases = [case for case in all_cases() if case.name.startswith(options.only)]
+    cases = [case for case in all_cases() if case.name.startswith(tuple(options.only.split(",")))]
     pooled = options.inputs if options.pooled_inputs is None else options.pooled_inputs
     if not cases:
         parser.error(f"expected --only to begin a reward's name, found {options.only!r}; names: "

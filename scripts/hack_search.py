@@ -274,19 +274,26 @@ def record(name: str, row: Mapping[str, Any], seed: int) -> None:
         path.with_suffix(".md").write_text(table(merged), encoding="utf-8")
 
 
+def chosen(only: Sequence[str], exact: bool = False, defaults: bool = False) -> list[RewardCase]:
+    """The rewards whose names begin with one of `only` (or are one of them), in the order of `only`."""
+    fits = str.__eq__ if exact else str.startswith
+    found = {case.name: case for name in only for case in all_rewards() if fits(case.name, name)}
+    return [case for case in found.values() if not (defaults and case.params)]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; exit status 1 when a default pays for guessing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluations", type=int, default=1_000_000, help="scores per reward at most")
     parser.add_argument("--seconds", type=float, default=2000.0, help="CPU time per reward at most (math: real time)")
     parser.add_argument("--only", default="", help="names of rewards that start with one of these, with commas between them")
+    parser.add_argument("--exact", action="store_true", help="--only has whole names")
     parser.add_argument("--defaults", action="store_true", help="only the defaults of the tasks")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--quick", action="store_true", help="2,000 evaluations each, recorded nowhere")
     options = parse(parser, argv)
-    starts = tuple(options.only.split(","))
-    cases = [case for case in all_rewards() if case.name.startswith(starts) and not (options.defaults and case.params)]
+    cases = chosen(options.only.split(","), options.exact, options.defaults)
     if not cases:
         parser.error(f"expected --only to begin a reward's name, found {options.only!r}; names: "
                      f"{', '.join(case.name for case in all_rewards())}")

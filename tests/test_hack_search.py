@@ -11,7 +11,7 @@ from rewards.format import wrap_answer
 from scripts._bench import RESULTS
 from scripts._hack_data import asked, half_right
 from scripts._reward_cases import RewardCase
-from scripts.hack_search import Search, all_rewards, standing, table, verdict
+from scripts.hack_search import Search, all_rewards, chosen, standing, table, verdict
 
 ALL = {case.name: case for case in all_rewards()}
 
@@ -33,6 +33,13 @@ def test_every_default_preset_and_mode_was_searched_and_defaults_hold(recorded: 
     assert {name for name, found in verdicts.items() if found != "holds" and standing(name, recorded[name]) == "default"} == set()
     assert verdicts["counting:perception_r1"] == verdicts["gui_grounding:gui_rcpo"] == "pays for guessing"
     assert verdicts["detection:v_triune"] == "pays for padding" and verdicts["counting:points"] == "holds"
+
+
+def test_rewards_are_chosen_by_the_beginning_of_their_names_or_by_whole_names() -> None:
+    assert [case.name for case in chosen(["st_grounding", "ocr"], exact=True)] == ["st_grounding", "ocr"]
+    assert {case.name for case in chosen(["st_grounding"])} == {name for name in ALL if name.startswith("st_grounding")}
+    assert [case.name for case in chosen(["st_grounding", "boolean"], defaults=True)] == ["st_grounding", "boolean"]
+    assert chosen([""]) == list(ALL.values()) and not chosen(["groundin"], exact=True)
 
 
 def test_the_page_is_written_from_the_record(recorded: dict[str, Any]) -> None:
