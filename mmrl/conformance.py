@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl._conformance_checks import CHECKS, Bench, Check
+from mmrl._conformance_levels import spellings_read
 from mmrl._conformance_pictures import draw_check
 from mmrl._conformance_rounding import HALF
 from mmrl.data import data_name
@@ -73,6 +74,7 @@ class Conformance:
     skipped: dict[str, int] = field(default_factory=dict)  # rows left out on request, by reason
     notes: dict[str, int] = field(default_factory=dict)  # what was done to rows that are used
     pictures: list[str] = field(default_factory=list)
+    spellings: dict[str, dict[str, int]] = field(default_factory=dict)  # of right answers -> how many each level reads first
 
     @property
     def ok(self) -> bool:
@@ -168,6 +170,7 @@ def check_task(spec: str, data: str | Path | None = None, *, model: str | None =
                 result.notes[f"truth too thin for the grid of {', '.join(bench.thin)}: rounded to it, the right answer scores "
                              f"under {HALF}"] = len(thin)
             result.pictures = _draw(bench, folder)
+            result.spellings = {} if bench.hangs else spellings_read(bench)
     write_json(folder / "conformance.json", {**asdict(result), "ok": result.ok})
     return result
 

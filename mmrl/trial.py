@@ -154,7 +154,8 @@ def _observe(trial: Trial, groups: Sequence[Group]) -> None:
 
 
 def _levels(rows: Sequence[dict[str, Any]], sources: Sequence[LoadedSource]) -> Counter[str]:
-    """Answers by what reads them: "read" by the run's task, "native" where its parameter answers: native would, "unread"."""
+    """Answers by what reads them: "read" by the run's task, "native" (or "official") where its parameter answers: native would,
+    "unread"."""
     tasks = {(sample.source, sample.id): source.task for source in sources for sample in source.samples}
     found: Counter[str] = Counter()
     for row in rows:
@@ -166,7 +167,7 @@ def _levels(rows: Sequence[dict[str, Any]], sources: Sequence[LoadedSource]) -> 
         task = tasks.get((sample.source, sample.id))
         reads = getattr(task.member(sample.task), "readable_at", None) if task is not None else None
         told = reads(sample, row["text"], logged_context(row)) if reads is not None else None
-        found["unread" if told is None else "native"] += 1
+        found["unread" if told is None else "native" if told == "strict" else told] += 1
     return found
 
 

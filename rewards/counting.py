@@ -56,10 +56,11 @@ _LEADS = re.compile(  # and behind these: '4 birds over the lake' is a count, 'o
 
 @dataclass(frozen=True)
 class CountParse:
-    """The count, or None with the reason."""
+    """The count, or None with the reason; `alone`: no letter or digit stands beside it."""
 
     count: int | None
     reason: str | None = None
+    alone: bool = True
 
 
 def parse_count(answer: str) -> CountParse:
@@ -82,15 +83,16 @@ def parse_count(answer: str) -> CountParse:
     token = tokens[0]
     if _HEDGES.search(answer) or _LEADS.search(answer[:token.start()]):
         return CountParse(None, "hedged")
+    alone = not any(char.isalnum() for char in answer[:token.start()] + answer[token.end():])
     if not token["digits"]:
         ones = _WORDS[token["ones"].lower()] if token["ones"] else 0
-        return CountParse(_WORDS[(token["tens"] or token["small"]).lower()] + ones)
+        return CountParse(_WORDS[(token["tens"] or token["small"]).lower()] + ones, alone=alone)
     whole, _, fraction = token["digits"].replace(",", "").partition(".")
     if whole.startswith("-") or fraction.strip("0"):
         return CountParse(None, "not_a_count")
     if len(whole.lstrip("0")) > 7 or int(whole) > MAX_COUNT:
         return CountParse(None, "out_of_range")
-    return CountParse(int(whole))
+    return CountParse(int(whole), alone=alone)
 
 
 def closeness(predicted: int, true: int) -> float:

@@ -145,7 +145,8 @@ class Counting(AnswerTask):
         return whole
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Counted:
-        """The count. Reasons: those of rewards.counting.parse_count, or of rewards.objects.parse_points for a list.
+        """The count. Reasons: those of rewards.counting.parse_count, not_only_a_number (words beside it), or those of
+        rewards.objects.parse_points for a list.
 
         Equal points count once, so that repeating one cannot fill up the number (mode 'points' has its own rule for that).
         """
@@ -155,6 +156,8 @@ class Counting(AnswerTask):
             number = parse_count(answer)
             if number.count is None:
                 raise AnswerError(number.reason or "not_a_number")
+            if not number.alone:  # a sentence, see `native`
+                raise AnswerError("not_only_a_number")
             return Counted(number.count, None)
         parsed = parse_points(answer)
         if parsed.reason:
@@ -168,6 +171,9 @@ class Counting(AnswerTask):
         """A sentence with one number or with `no`, or the points of a released model."""
         if none_of_them(answer):
             return "0"
+        number = parse_count(answer)
+        if number.count is not None and "<point" not in answer:
+            return str(number.count)
         size = _size(sample, ctx)
         points = many_points(answer, ctx.frame.extent(size.resized_wh, size.orig_wh)) if answer[:200].count("<") else None
         return points if points is not None else one_number(answer)

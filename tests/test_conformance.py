@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from mmrl._conformance_levels import level_lines
 from mmrl.cli.main import app
 from mmrl.config import RunConfig, load_config
 from mmrl.conformance import Conformance, check_task, load_encoder
@@ -215,9 +216,18 @@ def test_the_command_prints_a_table_and_its_status_says_whether_all_is_well(brok
     out = ["--model", tiny, "--out", str(tmp_path / "out"), "--limit", "4"]
     good = CliRunner().invoke(app, ["tasks", "check", "grounding", "--param", "mode=dynamic", *out])
     assert good.exit_code == 0 and "gold scores 1" in good.output and "prompt tokens" in good.output, good.output
+    assert "native    in a sentence, without <answer>" in good.output and "none      in a doubt" in good.output, good.output
+    assert json.loads((tmp_path / "out" / "conformance.json").read_text())["spellings"]["as asked"] == {"strict": 4}
     bad = CliRunner().invoke(app, ["tasks", "check", f"{broken}:BadPrompt", *out])
     assert bad.exit_code == 1
     assert all(word in bad.output for word in ("failed", "expected", "found", "mend", "image items"))
+
+
+def test_levels_of_spellings_are_told_apart() -> None:
+    read = {"as asked": {"strict": 4}, "in a sentence": {"native": 3, "none": 1}, "in a doubt": {"none": 4}}
+    assert list(level_lines(read)) == ["strict    as asked", "native    in a sentence (3 of 4)",
+                                       "none      in a sentence (1 of 4), in a doubt"]
+    assert list(level_lines({})) == []
 
 
 def coco_file(folder: Path) -> Path:

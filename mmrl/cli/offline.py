@@ -90,6 +90,8 @@ def check_all_command(name: str, data: Path | None, model: str | None, param: li
 
 
 def _print_check(result: Conformance, console: Console, out: Path) -> None:
+    from mmrl._conformance_levels import level_lines
+
     console.print(f"task {escape(result.task)}: {result.samples} samples")
     table = Table()
     table.add_column("check", no_wrap=True)
@@ -119,6 +121,11 @@ def _print_check(result: Conformance, console: Console, out: Path) -> None:
     if result.lowest_gold:
         console.print(f"lowest gold score{' (coordinates are rounded)' if result.rounds else ''}: " + ", ".join(
             f"{frame} {value:.3f}" for frame, value in result.lowest_gold.items()))
+    lines = list(level_lines(result.spellings))
+    if lines:
+        console.print("which level (answers: ...) first reads a right answer that is spelled so:")
+        for line in lines:
+            console.print(f"  {escape(line)}")
     if result.pictures:
         console.print(f"look at {escape(str(out))}/check_*.png: green is the gold answer, orange the wrong one")
 

@@ -88,13 +88,21 @@ def test_rows_without_points_are_refused_where_points_are_paid(tmp_path: Path, w
 
 
 @pytest.mark.parametrize(("answer", "count"), [
-    ("3", 3), ("three", 3), ("There are 3 cats.", 3), ("[[1, 2], [3, 4], [5, 6]]", 3),
+    ("3", 3), ("three", 3), ("**3**", 3), ("[[1, 2], [3, 4], [5, 6]]", 3),
     ("[[1, 2, 3, 4], [5, 6, 7, 8], [1, 1, 2, 2]]", 3),
     ('[{"point_2d": [1, 2]}, {"point_2d": [3, 4]}, {"point_2d": [5, 6]}]', 3), ("[]", 0), ("zero", 0), ("2", 2)])
 def test_numbers_and_lists_are_counted(answer: str, count: int) -> None:
     score = Counting().score(_sample(POINTS), f"<think>I see 5, no, 3.</think><answer>{answer}</answer>", _context())
     assert score.detail["pred_count"] == count and score.parts["accuracy"] == (count == 3)
     assert score.metrics["close"] == count / 3 and ("pred_points" in score.detail) == answer.startswith("[")
+
+
+def test_a_sentence_with_one_number_is_native_as_in_every_task() -> None:
+    for text in ("There are 3 cats.", "3 cats", "The answer is three", "there's 3"):
+        strict, native = (Counting(answers=level).score(_sample(POINTS), f"<answer>{text}</answer>", _context())
+                          for level in ("strict", "native"))
+        assert (strict.parsed, strict.reason) == (False, "not_only_a_number") and native.detail["pred_count"] == 3
+        assert Counting().readable_at(_sample(POINTS), f"<answer>{text}</answer>", _context()) == "native"
 
 
 @pytest.mark.parametrize(("answer", "reason"), [
