@@ -17,16 +17,24 @@ needed: worker processes get the reward by value and never import the script.
 """
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import importlib
+import tempfile
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from mmrl.config import DataSource, RunConfig, config_from, merge
+from pydantic import ValidationError
+
+from mmrl.config import DataSource, RunConfig, config_from, load_config_as, merge
 from mmrl.errors import ConfigError
 from mmrl.evaluation.evaluate import EvalSettings, Evaluation, protocol_of, run_benchmarks, write_evaluation
+from mmrl.evaluation.evaluate import evaluate as answer_and_score
 from mmrl.memory_rows import Rows, stored
-from mmrl.registry import offer, resolve_task
+from mmrl.registry import OFFERED, offer, resolve_task, using
 from mmrl.task import Task
 
 __all__ = ["Trainer", "evaluate", "reward"]
@@ -50,9 +58,13 @@ def reward(function: Any = None, *, low: float = 0.0, high: float = 1.0, metrics
         metrics: keys of the mapping that evaluations average.
     """
     def mark(wrapped: F) -> F:
-        _task_of(wrapped, {"low": low, "high": high, "metrics": tuple(metrics)})  # said where it is written, not when it trains
-        setattr(wrapped, _SETTINGS, {"low": low, "high": high, "metrics": tuple(metrics)})
-        return wrapped
+        settings = {"low": low, "high": high, "metrics": tuple(metrics)}
+        _task_of(wrapped, settings)  # said where it is written, not when it trains
+        marked: Any = wrapped
+        if not isinstance(wrapped, types.FunctionType):  # a method or an object, which may take no attribute
+            marked = functools.wraps(wrapped)(lambda *given: wrapped(*given))
+        setattr(marked, _SETTINGS, settings)
+        return marked
 
     return mark if function is None else mark(function)
 
@@ -73,7 +85,7 @@ class Trainer:
         callbacks: functions (kind, payload) told 'start', 'step' (the row of metrics), 'eval', 'alarm', 'checkpoint' and 'end'.
         resume: continue the run of this folder; 'auto': if there is one.
         overwrite: replace the run of this folder.
-        quiet: print nothing.
+        quiet: print nothing but alarms and warnings.
 
     Raises ConfigError and DataError before a model is loaded, with what to change.
     """
@@ -84,7 +96,10 @@ class Trainer:
                  params: Mapping[str, Any] | None = None, callbacks: Sequence[Callable[[str, Any], Any]] = (),
                  resume: bool | Literal["auto"] = False, overwrite: bool = False, quiet: bool = False) -> None:
         self.config = _configured(model, config, overrides)
-        _add_data(self.config, _named(task, reward, params), train_data, eval_data)
+        named = _named(task, reward, params)
+        name = named[0] or ""
+        self._object = (name, resolve_task(name)) if name.startswith(OFFERED) else None
+        _add_data(self.config, named, train_data, eval_data)
         self.callbacks = list(callbacks)
         self._options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "quiet": quiet, "silent": quiet}
 
@@ -95,15 +110,20 @@ class Trainer:
 
     @property
     def checkpoint(self) -> Path:
-        """The best checkpoint by eval.best_metric; the last one where there was no evaluation."""
+        """The best checkpoint by eval.best_metric; the last one where there was no evaluation. Raises ConfigError before there is
+        one."""
         best = self.folder / "checkpoints" / "best"
-        return best if best.exists() else max((self.folder / "checkpoints").glob("step_*"), default=best)
+        found = best if best.exists() else max((self.folder / "checkpoints").glob("step_*"), default=None)
+        if found is None:
+            raise ConfigError(f"expected a checkpoint in {best.parent}, found none; call fit() first")
+        return found
 
     def fit(self) -> dict[str, Any]:
         """Train to the end and return the last step's row of metrics. Raises mmrl.errors.MMRLError with what to do."""
         from mmrl.cli.run import run_training  # prints as `mmrl train` does
 
-        return run_training(self.config, on_event=self._tell, **self._options)
+        with using(*self._object) if self._object else contextlib.nullcontext():
+            return run_training(self.config, on_event=self._tell, **self._options)
 
     def report(self) -> Path:
         """Write RUN/report.html (curves, pictures, timelines) and return its path."""
@@ -142,39 +162,53 @@ def evaluate(model: str | Path, *, data: Rows, task: str | type[Task] | Task | N
     name, known = _named(task, reward, params)
     if name is None:
         raise ConfigError("expected a task or a reward to judge answers by, found neither")
-    source = DataSource(task=name, path=str(stored(data, Path(settings.dir))), params=known, limit=limit)
-    sources = load_sources([source], on_error=settings.data.on_error, orientation=settings.data.image.orientation, where="data")
-    policy = load_policy(settings.model, settings.data, trainable=False)
-    asked = EvalSettings(sampling_settings(settings), samples, settings.seed, None, on_error=settings.data.on_error,
-                         protocol=protocol_of(settings), views=tuple(settings.eval.views))
-    with Scorer([(name, dict(known))], [s.task for s in sources], workers=settings.reward.workers,
-                timeout_s=settings.reward.timeout_s) as scorer:
-        from mmrl.evaluation.evaluate import evaluate as answer
-
-        found = answer(policy, PrefillOnceEngine(policy), scorer, sources, asked)
-    if out is not None:
-        run_benchmarks(found, sources, Path(out) / "submissions")
-        write_evaluation(found, Path(out))
-        write_rejected(sources, Path(out) / "rejected.jsonl")
+    with contextlib.ExitStack() as stack:
+        if name.startswith(OFFERED):
+            stack.enter_context(using(name, resolve_task(name)))
+        rows = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmrl-rows-")))
+        source = DataSource(task=name, path=str(stored(data, rows)), params=known, limit=limit)
+        sources = load_sources([source], on_error=settings.data.on_error, orientation=settings.data.image.orientation, where="data")
+        policy = load_policy(settings.model, settings.data, trainable=False)
+        asked = EvalSettings(sampling_settings(settings), samples, settings.seed, None, on_error=settings.data.on_error,
+                             protocol=protocol_of(settings), views=tuple(settings.eval.views))
+        scorer = stack.enter_context(Scorer([(name, dict(known))], [s.task for s in sources], workers=settings.reward.workers,
+                                            timeout_s=settings.reward.timeout_s))
+        found = answer_and_score(policy, PrefillOnceEngine(policy), scorer, sources, asked)
+        if out is not None:
+            run_benchmarks(found, sources, Path(out) / "submissions")
+            write_evaluation(found, Path(out))
+            write_rejected(sources, Path(out) / "rejected.jsonl")
     return found
 
 
 def _configured(model: str | Path | None, config: Any, overrides: Mapping[str, Any] | None) -> RunConfig:
-    """A configuration of our own, to be changed at will; that of a robot run where it is one. Raises ConfigError."""
-    if isinstance(config, (str, Path)):
-        from mmrl.cli.run import run_config
+    """A configuration of our own, to be changed at will; that of a robot run where it is one. Raises ConfigError.
 
-        config = run_config(Path(config), [])
-    kind, base = (type(config), config.model_dump()) if isinstance(config, RunConfig) else (RunConfig, {})
-    given = config if isinstance(config, Mapping) else {}
-    tree = _tree({**given, **(overrides or {}), **({} if model is None else {"model.path": str(model)})})
-    if kind is RunConfig and "env" in tree:
-        kind = importlib.import_module("robotics.config").EmbodiedConfig
-    return config_from(kind, merge(base, tree))
+    Only what was set is set: defaults that follow from other keys (those of GSPO) are made anew.
+    """
+    over = _tree({**(overrides or {}), **({} if model is None else {"model.path": str(model)})})
+    if isinstance(config, (str, Path)):
+        from mmrl.cli.run import is_embodied
+
+        robot = is_embodied(Path(config))
+        return load_config_as(_robots() if robot else RunConfig, config, keep=lambda tree: merge(tree, over))
+    if isinstance(config, RunConfig):
+        return config_from(type(config), merge(config.model_dump(exclude_unset=True), over))
+    tree = merge(_tree(config or {}), over)
+    return config_from(_robots() if "env" in tree else RunConfig, tree)
+
+
+def _robots() -> type[RunConfig]:
+    found: type[RunConfig] = importlib.import_module("robotics.config").EmbodiedConfig
+    return found
 
 
 def _of_checkpoint(model: str | Path) -> RunConfig:
-    """The settings that a checkpoint brings, as `mmrl eval` takes them; the defaults for a model that is none."""
+    """The settings that a checkpoint brings, as `mmrl eval` takes them; the defaults for a model that is none. Raises ConfigError
+    for a run's folder."""
+    if (Path(model) / "checkpoints").is_dir():
+        raise ConfigError(f"expected a checkpoint or a model, found the folder of a run, {model}; give {model}/checkpoints/best, "
+                          "or a step_* beside it")
     from mmrl.manifest import check_loadable
     from mmrl.trust import checkpoint_settings
 
@@ -192,7 +226,8 @@ def _tree(dotted: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
                 raise ConfigError(f"the key '{name}' goes below '{part}', which another key sets to a value")
-        node[leaf] = {**node[leaf], **value} if isinstance(node.get(leaf), dict) and isinstance(value, Mapping) else value
+        value = copy.deepcopy(dict(value) if isinstance(value, Mapping) else value)
+        node[leaf] = merge(node[leaf], value) if leaf in node else value
     return tree
 
 
@@ -228,8 +263,12 @@ def _add_data(config: RunConfig, named: tuple[str | None, dict[str, Any]], train
         raise ConfigError("expected train_data, found none: give rows, a path, or data.train in config")
     for key, data in (("train", train), ("eval", held_out)):
         if data is not None:
-            path = str(stored(data, Path(config.dir), key))
-            setattr(config.data, key, [DataSource(task=str(name), path=path, params=params)])
+            sources = [DataSource(task=str(name), path=str(stored(data, Path(config.dir), key)), params=params)]
         elif name is not None:
-            rest = [s.model_copy(update={"task": name, "params": {**s.params, **params}}) for s in getattr(config.data, key)]
-            setattr(config.data, key, rest)
+            sources = [s.model_copy(update={"task": name, "params": {**s.params, **params}}) for s in getattr(config.data, key)]
+        else:
+            continue
+        try:
+            setattr(config.data, key, sources)
+        except ValidationError as error:
+            raise ConfigError("; ".join(item["msg"] for item in error.errors())) from error

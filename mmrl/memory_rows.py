@@ -8,6 +8,7 @@ The folder is named by what the rows say and show, so that the same rows are the
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import io
 import json
 import os
@@ -27,7 +28,9 @@ __all__ = ["Rows", "stored"]
 
 Rows = str | Path | Iterable[Mapping[str, Any]] | Iterable[Sample]
 """A path, or rows: mappings, samples, a datasets.Dataset."""
-_KEYS = ("id", "question", "answer", "image", "images", "video", "videos", "frame", "source", "params")
+_KEYS = ("id", "task", "question", "answer", "image", "images", "video", "videos", "frame", "source", "params")
+_MODES = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
+"""Kinds of pixels that a PNG holds."""
 
 
 def stored(data: Rows, folder: Path, name: str = "data") -> str | Path:
@@ -44,7 +47,7 @@ def stored(data: Rows, folder: Path, name: str = "data") -> str | Path:
     lines, pictures = [], dict[str, bytes]()
     for number, row in enumerate(data):
         try:
-            lines.append(json.dumps(_row(row, number, pictures), ensure_ascii=False, allow_nan=False))
+            lines.append(json.dumps(_row(row, number, pictures), ensure_ascii=False, allow_nan=False, default=_plain))
         except (OSError, TypeError, ValueError) as error:  # OSError: bytes that are no picture
             raise DataError(f"row {number}: expected a question, an answer and params that JSON holds, and pictures as paths, PIL "
                             f"images, arrays or bytes, found {error}") from error
@@ -63,13 +66,16 @@ def _row(row: Any, number: int, pictures: dict[str, bytes]) -> dict[str, Any]:
     if isinstance(row, Sample):
         known = dataclasses.asdict(row)
         known["params"] = {k: v for k, v in known["params"].items() if k not in ("width", "height")}
-        row = {k: list(v) if isinstance(v, tuple) else v for k, v in known.items() if k != "task" and v not in ((), [])}
+        row = {k: list(v) if isinstance(v, tuple) else v for k, v in known.items() if v not in ((), [], "")}
     if not isinstance(row, Mapping):
         raise TypeError(f"a row of type {type(row).__name__}")
     found = {key: row[key] for key in _KEYS if key in row and row[key] is not None}
     found.setdefault("id", str(number))
     found["answer"] = row.get("answer")
     extra = {str(key): value for key, value in row.items() if key not in _KEYS}
+    for key in extra:
+        if close := difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.79):
+            raise ValueError(f"the key '{key}', which is nearly '{close[0]}'; write that, or put it into 'params'")
     if extra:
         found["params"] = {**extra, **found.get("params", {})}
     for key in ("image", "images"):
@@ -83,7 +89,16 @@ def _row(row: Any, number: int, pictures: dict[str, bytes]) -> dict[str, Any]:
     return found
 
 
+def _plain(value: Any) -> Any:
+    """numpy's and torch's numbers and arrays as JSON has them. Raises TypeError."""
+    if hasattr(value, "tolist") and not hasattr(value, "mode"):
+        return value.tolist()
+    raise TypeError(f"a value of type {type(value).__name__}, which JSON does not hold")
+
+
 def _absolute(path: Any) -> str:
+    if isinstance(path, str) and (path.startswith("data:") or "://" in path):
+        raise ValueError(f"'{path:.60}', which is no path; download it first")
     return str(Path(os.fspath(path)).expanduser().absolute())
 
 
@@ -105,8 +120,11 @@ def _picture(picture: Any, pictures: dict[str, bytes]) -> str:
             if not hasattr(picture, "__array_interface__"):
                 raise TypeError(f"a picture of type {type(picture).__name__}")
             picture = Image.fromarray(picture)
+        exif = picture.getexif()  # an orientation tag means the same as in a file
+        if picture.mode not in _MODES:
+            picture = picture.convert("RGB")
         buffer = io.BytesIO()
-        picture.save(buffer, format="PNG")
+        picture.save(buffer, format="PNG", **({"exif": exif} if exif else {}))
         content, suffix = buffer.getvalue(), "png"
     name = f"{xxhash.xxh3_128_hexdigest(content)}.{suffix}"
     pictures[name] = content
@@ -123,6 +141,9 @@ def _write(file: Path, text: str, pictures: Mapping[str, bytes]) -> None:
             for name, content in pictures.items():
                 (partial / name).write_bytes(content)
             (partial / file.name).write_text(text, encoding="utf-8", errors="surrogatepass")
+            mask = os.umask(0)
+            os.umask(mask)
+            partial.chmod(0o777 & ~mask)  # mkdtemp makes it its owner's alone
             try:
                 os.rename(partial, place)
             except OSError:

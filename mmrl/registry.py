@@ -10,12 +10,15 @@ script itself defines they cannot import: it is carried to them by value (`carri
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import pickle
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +27,8 @@ from mmrl.errors import ConfigError, RegistryError, did_you_mean
 from mmrl.task import Task
 from mmrl.trust import check_code
 
-__all__ = ["BUILT_IN", "GROUP", "OFFERED", "adopt", "carried", "offer", "register", "resolve_task", "task_from_spec", "task_names"]
+__all__ = ["BUILT_IN", "GROUP", "OFFERED", "adopt", "carried", "offer", "register", "resolve_task", "task_from_spec", "task_names",
+           "using"]
 
 GROUP = "mmrl.tasks"
 BUILT_IN: dict[str, str] = {  # imported only when asked for
@@ -43,6 +47,7 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
 OFFERED = "python:"
 """How names of objects begin that a script handed over."""
 _registered: dict[str, type[Task]] = {}
+_used: Counter[str] = Counter()
 TaskClass = TypeVar("TaskClass", bound=type[Task])
 
 
@@ -67,22 +72,50 @@ def register(name: str) -> Callable[[TaskClass], TaskClass]:
 def offer(cls: type[Task], name: str) -> str:
     """Make a class known to this process and its workers, and return the name it has in a configuration: 'python:name'.
 
-    Another class of the same name replaces it: in a notebook a cell is run again.
+    Another class of the same name replaces it (in a notebook a cell is run again), unless a run is using it (`using`): then this
+    one gets a number.
     """
-    spec = OFFERED + name
+    spec, number = OFFERED + name, 2
+    while spec in _used and _registered[spec] is not cls:
+        spec, number = f"{OFFERED}{name}-{number}", number + 1
     cls.name = cls.name or name
     _registered[spec] = cls
     return spec
 
 
-def carried() -> bytes:
-    """The tasks of this process that another one cannot import, because its script defines or offers them, for `adopt` there."""
-    own = {name: cls for name, cls in _registered.items() if name.startswith(OFFERED) or cls.__module__ == "__main__"}
-    if not own:
-        return b""
+@contextlib.contextmanager
+def using(spec: str, cls: type[Task]) -> Iterator[None]:
+    """`spec` is `cls` meanwhile, whatever has been offered under its name since. Raises ConfigError where a run uses another."""
+    if spec in _used and _registered[spec] is not cls:
+        raise ConfigError(f"expected no run with another reward of the name '{spec}' at the same time, found one; give one of the "
+                          "two functions another name")
+    _registered[spec] = cls
+    _used[spec] += 1
+    try:
+        yield
+    finally:
+        _used[spec] -= 1
+        if not _used[spec]:
+            del _used[spec]
+
+
+def carried(wanted: Iterable[str] = ()) -> bytes:
+    """The tasks of this process that another one cannot import, for `adopt` there: those of the names `wanted` that were offered,
+    and what the script itself registers. Raises ConfigError for a wanted one that cannot be sent."""
     import cloudpickle
 
-    return bytes(cloudpickle.dumps(own))
+    own: dict[str, bytes] = {}
+    for name, cls in _registered.items():
+        offered = name in wanted and name.startswith(OFFERED)
+        if not offered and cls.__module__ != "__main__":
+            continue
+        try:
+            own[name] = cloudpickle.dumps(cls)
+        except Exception as error:  # whatever the object's own pickling raises
+            if name in wanted:
+                raise ConfigError(f"'{name}' cannot be sent to a reward worker: {error}; make locks, files, connections and models "
+                                  "inside the function (once, on first use), or set reward.workers: 0") from error
+    return pickle.dumps(own) if own else b""
 
 
 def adopt(tasks: bytes) -> None:
@@ -90,7 +123,7 @@ def adopt(tasks: bytes) -> None:
     if tasks:
         import cloudpickle
 
-        _registered.update(cloudpickle.loads(tasks))
+        _registered.update({name: cloudpickle.loads(content) for name, content in pickle.loads(tasks).items()})
 
 
 def _module_of(cls: type[Task]) -> str:

@@ -153,7 +153,7 @@ class _Worker(Worker):
 
     def start(self) -> None:
         token = os.urandom(TOKEN_BYTES)
-        self.args = (self._specs, token, carried())
+        self.args = (self._specs, token, carried({spec for spec, _ in self._specs}))
         super().start()
         self.inbox = ScoreInbox(self.connection, token)
 

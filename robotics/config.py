@@ -183,7 +183,7 @@ class ScheduleConfig(_ScheduleConfig):
     inference batches; on one device, where training takes turns with inference, four were no faster than two
     (scripts/bench_schedule.py)."""
     timeline: int = Field(20, ge=0)
-    """Every how many steps RUN/timeline is written, for the report; 0: never."""
+    """Every how many steps (and in the first) RUN/timeline is written, for the report; 0: never."""
 
     @model_validator(mode="after")
     def _no_prompts(self) -> ScheduleConfig:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from PIL import Image
 
 import mmrl
 from mmrl.cli.run import train_command
+from mmrl.config import load_config
 from mmrl.errors import ConfigError, DataError, RegistryError
 from mmrl.library import _tree
 from mmrl.memory_rows import stored
-from mmrl.registry import OFFERED, adopt, carried, resolve_task, task_from_spec
+from mmrl.registry import OFFERED, adopt, carried, resolve_task, task_from_spec, using
 from mmrl.scoring import ScoreJob, Scorer, score_one
 from tasks.scenes import make_scenes
 from tests.engine_kit import ENVIRONMENT, REPO
@@ -185,9 +187,73 @@ def test_objects_of_another_script_are_named_and_explained() -> None:
     with pytest.raises(RegistryError, match=r"'python:gone' is a Python object of the script.*resume=True"):
         resolve_task("python:gone")
     mmrl.library._named(None, lambda text, sample: 1.0, None)  # type: ignore[attr-defined]
-    adopt(carried())
+    assert carried() == b"", "only what a worker is to score with goes there"
+    adopt(carried({"python:<lambda>"}))
     adopt(b"")
     assert resolve_task("python:<lambda>").value_range == (0.0, 1.0)
+
+
+def test_trainers_with_rewards_of_one_name_keep_their_own() -> None:
+    first, second = (mmrl.Trainer(reward=lambda text, sample, pays=pays: pays, train_data=rows(1)) for pays in (0.25, 0.75))
+    job = ScoreJob(0, mmrl.Sample("0", "t", "s", "q", ""), "", CONTEXT)
+    for trainer, pays in ((first, 0.25), (second, 0.75)):
+        spec, cls = trainer._object  # type: ignore[misc]
+        with using(spec, cls), Scorer([(spec, {})], [task_from_spec(spec)], workers=1) as scorer:
+            assert [s.value for s in scorer.score([job])] == [pays] and score_one(task_from_spec(spec), job).value == pays
+            name, _ = mmrl.library._named(None, lambda text, sample: 1.0, None)  # type: ignore[attr-defined]
+            assert name == f"{spec}-2", "an evaluation in a callback"
+            assert score_one(task_from_spec(spec), job).value == pays
+            with pytest.raises(ConfigError, match="another reward of the name"), using(spec, resolve_task(str(name))):
+                pass
+
+
+def test_a_reward_that_cannot_be_sent_is_named_and_spoils_no_other() -> None:
+    lock = threading.Lock()
+
+    def locked(text: str, sample: mmrl.Sample) -> float:
+        with lock:
+            return 1.0
+
+    name, _ = mmrl.library._named(None, locked, None)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"'python:locked' cannot be sent.*inside the function.*workers: 0"):
+        Scorer([(str(name), {})], [task_from_spec(str(name))], workers=1)
+    test_a_closure_scores_in_a_worker_process()
+
+
+def test_methods_and_objects_are_rewards_too() -> None:
+    class Judge:
+        __slots__ = ("pays",)
+
+        def __init__(self) -> None:
+            self.pays = 0.5
+
+        def __call__(self, text: str, sample: mmrl.Sample) -> float:
+            return self.pays
+
+        def reward(self, text: str, sample: mmrl.Sample, context: mmrl.RewardContext) -> float:
+            return self.pays / 2
+
+    judge = Judge()
+    assert [judged(mmrl.reward(found)).value for found in (judge, judge.reward)] == [0.5, 0.25]
+    assert judged(mmrl.reward(low=-1.0)(judge.__call__)).value == 0.5
+
+
+def test_settings_are_those_of_the_command_line(tmp_path: Path) -> None:
+    """Defaults that follow from another key do so here, too, and what the caller holds stays as it is."""
+    file = tmp_path / "run.yaml"
+    file.write_text("train: {steps: 5}\n")
+    wanted = load_config(file, ["algorithm.importance=sequence"])
+    for config in (file, load_config(file), {"train": {"steps": 5}}):
+        assert mmrl.Trainer(config=config, overrides={"algorithm.importance": "sequence"}).config == wanted
+    given: dict[str, Any] = {"train": {"steps": 5, "save_every": 1}}
+    trainer = mmrl.Trainer(config=given, overrides={"train": {"steps": 3}})
+    assert (trainer.config.train.steps, trainer.config.train.save_every, given["train"]["steps"]) == (3, 1, 5)
+
+
+def test_official_answers_are_for_evaluation() -> None:
+    for params in ({"answers": "official"}, {"tasks": {"choice": {"answers": "official"}}}):
+        with pytest.raises(ConfigError, match="answers: official reads as a benchmark's program does"):
+            mmrl.Trainer(task="mixed", params=params, train_data=rows(1))
 
 
 @pytest.mark.parametrize(("options", "words"), [
@@ -206,9 +272,11 @@ def test_what_does_not_go_together_is_said_at_once(options: Mapping[str, Any], w
 
 @pytest.mark.parametrize(("data", "words"), [
     ([], "at least one row"), ({"question": "q"}, "found one mapping"), ([["q"]], "row 0.*a row of type list"),
-    ([{"question": "q", "answer": {1, 2}}], "row 0.*not JSON serializable"), ([{"question": "q", "answer": float("nan")}], "row 0"),
+    ([{"question": "q", "answer": {1, 2}}], "row 0.*a value of type set"), ([{"question": "q", "answer": float("nan")}], "row 0"),
     ([{"question": "q", "image": b"no picture"}], "row 0.*cannot identify image"),
     ([{"question": "q", "image": 3}], "row 0.*a picture of type int"),
+    ([{"question": "q", "frmae": "rel1000"}], "row 0.*nearly 'frame'"),
+    ([{"question": "q", "image": "https://x.org/a.png"}], "row 0.*download it first"),
 ])
 def test_rows_that_cannot_be_written_are_named(data: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=words):
@@ -242,6 +310,19 @@ def test_the_same_rows_are_one_file_however_they_come(tmp_path: Path) -> None:
     assert [s.answer for s in task_from_spec("grounding", {}).load(str(stored(samples, tmp_path)))] == [s.answer for s in samples]
 
 
+def test_rows_keep_their_task_orientation_and_numbers(tmp_path: Path) -> None:
+    turned = Image.new("CMYK", (30, 20))
+    turned.getexif()[274] = 6
+    row = {"task": "counting", "question": "red squares", "answer": np.int64(3), "image": turned, "note": np.arange(2)}
+    path = stored([row], tmp_path)
+    sample, = task_from_spec("mixed", {}).load(str(path))
+    assert (sample.task, sample.answer, sample.params["note"]) == ("counting", 3, [0, 1])
+    assert (sample.params["width"], sample.params["height"]) == (20, 30), "as viewers show it"
+    assert Path(path).parent.stat().st_mode & 0o777 == Path(tmp_path, ".data").stat().st_mode & 0o777
+    again, = task_from_spec("mixed", {}).load(str(stored([sample], tmp_path)))
+    assert again.task == "counting"
+
+
 def test_dotted_and_nested_keys_mean_the_same() -> None:
     assert _tree({"train.steps": 3, "train": {"save_every": 2}, "optim": {"lr": 1.0}}) == {
         "train": {"steps": 3, "save_every": 2}, "optim": {"lr": 1.0}}
@@ -257,6 +338,7 @@ def test_importing_mmrl_stays_light() -> None:
 
 
 def run_python(code: Path, folder: Path) -> str:
+    """What it writes to standard output."""
     done = subprocess.run([sys.executable, str(code)], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -267,7 +349,7 @@ def test_the_example_learns(tmp_path: Path) -> None:
     (tmp_path / "assets").symlink_to(REPO / "assets")
     said = run_python(REPO / "examples" / "library.py", tmp_path)
     after = re.search(r"\{'mean': ([\d.]+)", said.splitlines()[-1])
-    before = re.search(r"held-out after step 0: .*greedy reward ([\d.]+)", said)
+    before = re.search(r"reward \(greedy\) +│ ([\d.]+)", said)
     assert before is not None and after is not None and float(after[1]) > float(before[1]) > 0.3, said
 
 

@@ -54,7 +54,8 @@ class RayScorer(Scorer):
                  timeout_s: float = 10.0) -> None:
         super().__init__(specs, tasks, workers=0, timeout_s=timeout_s)
         names = [tuple(task.part_names) for task in tasks]
-        self.group = ActorGroup(cluster, "rewards", workers, RewardHost, list(specs), names, timeout_s, carried())
+        self.group = ActorGroup(cluster, "rewards", workers, RewardHost, list(specs), names, timeout_s,
+                                carried({spec for spec, _ in specs}))
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         """See Scorer.score."""

@@ -201,7 +201,7 @@ class AlgorithmConfig(_Section):
     max_rounds: int = Field(3, ge=1)
     """Prompts tried for each place of a step; 1: groups without signal are left out and not replaced."""
     carry_share: float = Field(0.25, ge=0, le=1)
-    """Share of a step's places given to prompts that had no signal earlier."""
+    """Largest share of a step's places given to prompts that had no signal earlier."""
     overlong: Literal["none", "mask", "soft"] = "none"
     """Completions cut at the length limit: judged as they are, left out of the loss (mask), or punished from overlong_buffer
     tokens before the limit on (soft; DAPO)."""

@@ -37,6 +37,13 @@ def _kind_alone(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
+def _reads_officially(params: Any) -> bool:
+    """Whether a task's parameters, also those of a mixed task's members, set answers: official."""
+    if not isinstance(params, dict):
+        return False
+    return params.get("answers") == "official" or any(_reads_officially(value) for value in params.values())
+
+
 class PassRateConfig(_Section):
     """Keep samples that a policy neither always nor never solves, by its logged completions (EasyVideoR1: 0 < pass@8 < 1)."""
 
@@ -143,11 +150,11 @@ class VideoConfig(_Section):
     fps: float = Field(2.0, gt=0)
     """Frames per second of kind fps."""
     num_frames: int | None = Field(None, ge=1)
-    """Number of frames of kind uniform."""
+    """Number of frames of kind uniform; most frames of kind keyframes."""
     min_frames: int = Field(4, ge=1)
-    """Fewest frames of a clip."""
+    """Fewest frames of kind fps."""
     max_frames: int = Field(768, ge=1)
-    """Most frames of a clip."""
+    """Most frames of kinds fps and keyframes; a clip with more is an error of kind all."""
     min_pixels: int | None = Field(None, ge=1)
     """Fewest pixels of a frame after resizing."""
     max_pixels: int | None = Field(None, ge=1)
@@ -155,7 +162,7 @@ class VideoConfig(_Section):
     total_pixels: int | None = Field(None, ge=1)
     """Most pixels of all frames of a clip together."""
     decoder: Literal["auto", "torchcodec", "decord", "pyav", "opencv"] = "auto"
-    """Library that decodes; auto: the first that is installed."""
+    """Library that decodes; auto: PyAV."""
 
 
 class CacheConfig(_Section):
@@ -207,6 +214,11 @@ class DataConfig(_Section):
         if self.workers and self.cache.dir is None:
             raise ValueError(f"data.workers ({self.workers}) hand their tensors over through the cache: expected data.cache.dir, "
                              "found null; set data.cache.dir to a folder, or data.workers to 0")
+        for source in self.train:
+            if _reads_officially(source.params):
+                raise ValueError(f"data.train of {source.path}: answers: official reads as a benchmark's program does, which takes "
+                                 "the first letter of a guess or the right number of a list: a policy learns to give those; train "
+                                 "with answers: native (or strict) and evaluate with official")
         ends = [stage.until for stage in self.curriculum]
         if any(a >= b for a, b in pairwise(ends)):
             raise ValueError(f"data.curriculum: expected ascending 'until', found {', '.join(f'{e:g}' for e in ends)}")

@@ -39,7 +39,8 @@ class VLLMConfig(_Section):
     kv_cache_gib: float = Field(1.0, gt=0)
     """On a CPU: GiB for keys and values."""
     max_model_len: int | None = Field(None, ge=16)
-    """Longest prompt plus completion in tokens; null: model.max_prompt_tokens + rollout.max_new_tokens (at least 17)."""
+    """Longest prompt plus completion in tokens; null: model.max_prompt_tokens + rollout.max_new_tokens (at
+    least 17), within what the model takes."""
     sleep: bool = True
     """Colocated on a GPU: weights and KV cache leave its memory while training runs (vLLM's sleep mode)."""
     probe_prompts: int = Field(2, ge=1)

@@ -49,8 +49,8 @@ class ModelConfig(_Section):
     lora: LoraSettings | None = None
     """Train a LoRA adapter instead of the model's own weights; null: full fine-tuning."""
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of the forward passes: bf16 is autocast, weights and optimizer stay fp32. auto: bf16 on a GPU that has it, else
-    fp32."""
+    """Precision of the forward passes: bf16 is autocast, trained weights and optimizer stay fp32. auto: bf16 on a GPU that
+    has it, else fp32."""
     attn: Literal["sdpa", "eager", "flash_attention_2", "flex"] = "sdpa"
     """Attention kernel of the language model and the vision tower (mmrl/policy/attention.py)."""
     gradient_checkpointing: bool | None = None

@@ -24,9 +24,9 @@ class OptimConfig(_Section):
     eps: float = 1e-8
     """Added to AdamW's denominator."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay."""
+    """Decoupled weight decay of matrices; biases, norms and other vectors are not decayed."""
     warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps in which the learning rate rises linearly from 0."""
+    """Optimizer steps in which the learning rate rises linearly, from lr / warmup_steps in the first."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Course of the learning rate after the warmup."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
@@ -56,9 +56,9 @@ class EvalConfig(_Section):
     samples: int = Field(8, ge=0)
     """Sampled completions per prompt at the rollout temperature (avg@k), beside the greedy one; 0: greedy only."""
     limit: int | None = Field(None, ge=1)
-    """Held-out samples used during training; before and after all are used. null: all."""
+    """Held-out samples of each source used during training; before and after all are used. null: all."""
     gallery: int = Field(12, ge=0)
-    """Pictures that the report follows through training."""
+    """Held-out prompts that the report follows through training."""
     best_metric: str | None = None
     """What picks checkpoints/best: greedy/NAME or sampled/NAME. null: the headline of the task of data.eval (macro, the mean
     over sources, where there are several), sampled unless samples is 0."""
@@ -155,7 +155,7 @@ class ScheduleConfig(_Section):
     threshold: float = Field(2.0, gt=0)
     """Bound of the importance weights of `correction`."""
     timeline: int = Field(0, ge=0)
-    """Every how many steps RUN/timeline is written, for the report; 0: never."""
+    """Every how many steps (and in the first) RUN/timeline is written, for the report; 0: never."""
 
     @model_validator(mode="after")
     def _bounded(self) -> ScheduleConfig:

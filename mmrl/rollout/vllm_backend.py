@@ -116,8 +116,21 @@ def _readable_modules() -> Iterator[None]:
         dispatcher.sys = sys
 
 
+def _keep_to_torchs_instructions() -> None:
+    """Where torch is kept to AVX2 (ATEN_CPU_CAPABILITY) vLLM's CPU kernels are kept to it, too.
+
+    They ask the processor, not torch, and on one with AMX call kernels of torch and oneDNN that are then not there: the first
+    product in bf16 aborts the process.
+    """
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "DEFAULT"):
+        for name in ("_is_avx512_supported", "_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_amx_fp16_supported"):
+            if hasattr(torch.cpu, name):
+                setattr(torch.cpu, name, lambda: False)
+
+
 def _import_vllm() -> Any:
     _environment()
+    _keep_to_torchs_instructions()
     try:
         with _undisturbed():
             return importlib.import_module("vllm")
