@@ -1,6 +1,7 @@
 """What surrounds vLLM and needs none of it: weights under a checkpoint's names, what goes over the wire, corrections, errors."""
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,7 @@ from mmrl.rollout.vllm_inputs import WireSampling, media_hash, sample_seed, wire
 from mmrl.rollout.vllm_wire import chunks, content_of, dump, dump_prompts, load, load_prompts, load_sampling
 from mmrl.rollout.weights import SyncPlan
 from tests.clip_kit import TASK, clip, loaded, policy_of, sample
-from tests.engine_kit import cli, config_file, fresh_policy, picture, small_run, weights_of
+from tests.engine_kit import ENVIRONMENT, REPO, cli, config_file, fresh_policy, picture, small_run, weights_of
 
 
 class Live:
@@ -240,3 +241,15 @@ def test_a_server_that_others_reach_needs_a_key(tmp_path: Path, monkeypatch: pyt
     tree = small_run(tmp_path, "unused.jsonl")
     _, err = cli("rollout-server", config_file(tmp_path / "run.yaml", tree), "--host", "0.0.0.0", "--port", "0", status=2)
     assert "expected a key for a server that listens at 0.0.0.0, found none" in err
+
+
+@pytest.mark.slow
+def test_vllm_keeps_to_the_instructions_that_torch_is_kept_to() -> None:
+    """Its CPU kernels are those for AVX2 then; on a processor with AMX the others abort the process at the first product in bf16
+    (tests/rollout/test_vllm.py under ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 does such products)."""
+    code = ("from mmrl.rollout.vllm_backend import _import_vllm; _import_vllm(); import sys, torch; from vllm.platforms import "
+            "current_platform as p; p.import_kernels(); print(torch.cpu._is_avx512_supported(), 'vllm._C_AVX2' in sys.modules or "
+            "any('_C_AVX2' in line for line in open('/proc/self/maps')))")
+    done = subprocess.run([sys.executable, "-c", code], env={**ENVIRONMENT, "ATEN_CPU_CAPABILITY": "avx2"}, cwd=REPO,
+                          capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1:] == ["False True"], done.stdout + done.stderr[-2000:]
