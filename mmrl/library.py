@@ -237,7 +237,8 @@ def _named(task: Any, function: Callable[..., Any] | None, params: Mapping[str, 
         raise ConfigError("expected a task or a reward, found both; a task has its own reward")
     if function is not None:
         cls = _task_of(function, getattr(function, _SETTINGS, {}))
-        return offer(cls, cls.name), dict(params or {})
+        version: str = _functions().version_of(function)
+        return offer(cls, cls.name), {**({"version": version} if version else {}), **(params or {})}
     if task is None or isinstance(task, str):
         if task is not None:
             resolve_task(task)
@@ -249,8 +250,12 @@ def _named(task: Any, function: Callable[..., Any] | None, params: Mapping[str, 
 
 
 def _task_of(function: Callable[..., Any], settings: Mapping[str, Any]) -> type[Task]:
-    made: type[Task] = importlib.import_module("tasks.function").function_task(function, **settings)
+    made: type[Task] = _functions().function_task(function, **settings)
     return made
+
+
+def _functions() -> Any:
+    return importlib.import_module("tasks.function")
 
 
 def _add_data(config: RunConfig, named: tuple[str | None, dict[str, Any]], train: Rows | None, held_out: Rows | None) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from mmrl.errors import DataError
+from mmrl.errors import DataError, StorageError
 from mmrl.files import writing
 from mmrl.types import Sample
 
@@ -44,25 +44,41 @@ def stored(data: Rows, folder: Path, name: str = "data") -> str | Path:
     if isinstance(data, Mapping):
         raise DataError(f"expected rows or a path as data, found one mapping with the keys {', '.join(map(str, data))}; "
                         "give a list")
-    lines, pictures = [], dict[str, bytes]()
+    home = folder / ".data"
+    with writing(home):
+        home.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=home))
+    try:
+        text = "\n".join(_lines(data, partial)) + "\n"
+        digest = xxhash.xxh3_128(f"{name}\n{text}".encode("utf-8", "surrogatepass"))  # pictures are named by their content
+        file = home / digest.hexdigest() / f"{name}.jsonl"
+        if not file.exists():
+            with writing(file):
+                (partial / file.name).write_text(text, encoding="utf-8", errors="surrogatepass")
+                _put(partial, file)
+        return file
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _lines(data: Iterable[Any], folder: Path) -> list[str]:
+    """The rows as JSON, their pictures in memory written to `folder` one by one. Raises DataError and StorageError."""
+    lines = []
     for number, row in enumerate(data):
         try:
-            lines.append(json.dumps(_row(row, number, pictures), ensure_ascii=False, allow_nan=False, default=_plain))
+            lines.append(json.dumps(_row(row, number, folder), ensure_ascii=False, allow_nan=False, default=_plain))
+        except StorageError:
+            raise
         except (OSError, TypeError, ValueError) as error:  # OSError: bytes that are no picture
             raise DataError(f"row {number}: expected a question, an answer and params that JSON holds, and pictures as paths, PIL "
                             f"images, arrays or bytes, found {error}") from error
     if not lines:
         raise DataError("expected at least one row of data, found none")
-    text = "\n".join(lines) + "\n"
-    digest = xxhash.xxh3_128(f"{name}\n{text}".encode("utf-8", "surrogatepass"))
-    file = folder / ".data" / digest.hexdigest() / f"{name}.jsonl"
-    if not file.exists():
-        _write(file, text, pictures)
-    return file
+    return lines
 
 
-def _row(row: Any, number: int, pictures: dict[str, bytes]) -> dict[str, Any]:
-    """A row as mmrl's own reader takes it; its pictures in memory are put into `pictures` by file name."""
+def _row(row: Any, number: int, folder: Path) -> dict[str, Any]:
+    """A row as mmrl's own reader takes it; its pictures in memory are written to `folder`."""
     if isinstance(row, Sample):
         known = dataclasses.asdict(row)
         known["params"] = {k: v for k, v in known["params"].items() if k not in ("width", "height")}
@@ -81,7 +97,7 @@ def _row(row: Any, number: int, pictures: dict[str, bytes]) -> dict[str, Any]:
     for key in ("image", "images"):
         if key in found:
             several = isinstance(found[key], Sequence) and not isinstance(found[key], (str, bytes))
-            found[key] = [_picture(one, pictures) for one in found[key]] if several else _picture(found[key], pictures)
+            found[key] = [_picture(one, folder) for one in found[key]] if several else _picture(found[key], folder)
     for key in ("video", "videos"):
         if key in found:
             several = not isinstance(found[key], (str, os.PathLike))
@@ -102,8 +118,8 @@ def _absolute(path: Any) -> str:
     return str(Path(os.fspath(path)).expanduser().absolute())
 
 
-def _picture(picture: Any, pictures: dict[str, bytes]) -> str:
-    """The path of a picture; of one in memory the name it gets. Raises TypeError and ValueError."""
+def _picture(picture: Any, folder: Path) -> str:
+    """The path of a picture; one in memory is written to `folder` under the name returned. Raises TypeError and ValueError."""
     from PIL import Image
 
     if isinstance(picture, (str, os.PathLike)):
@@ -127,27 +143,18 @@ def _picture(picture: Any, pictures: dict[str, bytes]) -> str:
         picture.save(buffer, format="PNG", **({"exif": exif} if exif else {}))
         content, suffix = buffer.getvalue(), "png"
     name = f"{xxhash.xxh3_128_hexdigest(content)}.{suffix}"
-    pictures[name] = content
+    with writing(folder / name):
+        (folder / name).write_bytes(content)
     return name
 
 
-def _write(file: Path, text: str, pictures: Mapping[str, bytes]) -> None:
-    """The whole folder or none of it, also where several processes write it at once."""
-    place = file.parent
-    with writing(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=place.parent))
-        try:
-            for name, content in pictures.items():
-                (partial / name).write_bytes(content)
-            (partial / file.name).write_text(text, encoding="utf-8", errors="surrogatepass")
-            mask = os.umask(0)
-            os.umask(mask)
-            partial.chmod(0o777 & ~mask)  # mkdtemp makes it its owner's alone
-            try:
-                os.rename(partial, place)
-            except OSError:
-                if not file.exists():
-                    raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+def _put(partial: Path, file: Path) -> None:
+    """Give a finished folder its name, whole or not at all, also where several processes do so at once."""
+    mask = os.umask(0)
+    os.umask(mask)
+    partial.chmod(0o777 & ~mask)  # mkdtemp makes it its owner's alone
+    try:
+        os.rename(partial, file.parent)
+    except OSError:
+        if not file.exists():
+            raise

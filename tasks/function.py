@@ -8,6 +8,7 @@ The prompt is the row's media and its question; every row of mmrl's own form is 
 """
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
@@ -17,7 +18,7 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.task import Task, Template
 from mmrl.types import RewardContext, Sample, Score
 
-__all__ = ["FunctionTask", "function_task"]
+__all__ = ["FunctionTask", "function_task", "version_of"]
 
 
 class FunctionTask(Task):
@@ -25,14 +26,15 @@ class FunctionTask(Task):
 
     prompt   text with {question}, default "{question}"
     reader   options of tasks.readers.read_any (columns, image_root, on_error ...)
+    version  digest of the function's text, so that a run is not resumed with another one unnoticed
     """
 
     function: ClassVar[Callable[..., Any]]
     takes_context: ClassVar[bool] = False
     part_names = ("reward",)
 
-    def __init__(self, prompt: str = "{question}", reader: Mapping[str, Any] | None = None) -> None:
-        super().__init__(prompt=prompt, reader=dict(reader or {}))
+    def __init__(self, prompt: str = "{question}", reader: Mapping[str, Any] | None = None, version: str = "") -> None:
+        super().__init__(prompt=prompt, reader=dict(reader or {}), version=version)
         if "{question}" not in prompt:
             raise ConfigError(f"expected a prompt that contains {{question}}, found {prompt!r}")
 
@@ -83,6 +85,16 @@ class FunctionTask(Task):
     def wrong(self, sample: Sample, ctx: RewardContext) -> str:
         """No text, which a function is expected not to pay."""
         return ""
+
+
+def version_of(function: Callable[..., Any]) -> str:
+    """A digest of the function's text; what it calls and closes over is not part of it. '' where Python has kept no text."""
+    function = inspect.unwrap(function)
+    try:
+        text = inspect.getsource(function if inspect.isroutine(function) else type(function))
+    except (OSError, TypeError):
+        return ""
+    return hashlib.blake2s(inspect.cleandoc(text).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def function_task(function: Callable[..., Any], *, low: float = 0.0, high: float = 1.0,

@@ -19,6 +19,7 @@ import mmrl
 from mmrl.cli.run import train_command
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, DataError, RegistryError
+from mmrl.identity import check_identity, run_identity
 from mmrl.library import _tree
 from mmrl.memory_rows import stored
 from mmrl.registry import OFFERED, adopt, carried, resolve_task, task_from_spec, using
@@ -218,6 +219,20 @@ def test_a_reward_that_cannot_be_sent_is_named_and_spoils_no_other() -> None:
     with pytest.raises(ConfigError, match=r"'python:locked' cannot be sent.*inside the function.*workers: 0"):
         Scorer([(str(name), {})], [task_from_spec(str(name))], workers=1)
     test_a_closure_scores_in_a_worker_process()
+
+
+def test_a_run_is_not_resumed_with_another_reward_unnoticed() -> None:
+    def mild(text: str, sample: mmrl.Sample) -> float:
+        return 0.5
+
+    def strict(text: str, sample: mmrl.Sample) -> float:
+        return 0.25
+
+    strict.__name__ = "mild"
+    one, same, other = (mmrl.Trainer(reward=found, train_data=rows(1)).config for found in (mild, mmrl.reward(mild), strict))
+    assert one == same
+    with pytest.raises(ConfigError, match="version"):
+        check_identity(*(run_identity(config.model_dump(mode="json")) for config in (one, other)))
 
 
 def test_methods_and_objects_are_rewards_too() -> None:
