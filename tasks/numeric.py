@@ -160,8 +160,10 @@ class Numeric(AnswerTask):
         return found
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
-        """The one number of a sentence; 50% is 0.5 where the truth is a share."""
-        found = one_number(answer, str(sample.params.get("unit", "")), _is_share(sample, self.settings["percent"]))
+        """The one number of a sentence; 50% is 0.5 where the truth is a share, and wherever it is for the bare answer."""
+        percent = sample.params.get("percent", self.settings["percent"])
+        of_one = percent == "fraction" or _is_share(sample, percent)
+        found = one_number(answer, str(sample.params.get("unit", "")), of_one)
         return f"{found[:-1]}e-2" if found is not None and found.endswith("%") else found
 
     def measure(self, value: NumberParse, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:

@@ -13,6 +13,9 @@ from tasks.grounding import Grounding
 
 HOLES = '''
 """Grounding with three planted holes."""
+import time
+
+from scripts.fuzz_rewards import LIMIT_MS
 from tasks.grounding import Grounding
 
 class Raises(Grounding):
@@ -27,8 +30,9 @@ class Sloppy(Grounding):
 
 class Slow(Grounding):
     def score(self, sample, text, ctx):
-        if len(text) > 600:
-            sum(range(600_000))
+        began = time.thread_time()
+        while len(text) > 600 and time.thread_time() - began < 2 * LIMIT_MS / 1000:  # slow on any processor
+            pass
         return super().score(sample, text, ctx)
 '''
 

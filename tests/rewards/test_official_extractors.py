@@ -122,11 +122,11 @@ def test_clicks(name: str, extent: tuple[float, float]) -> None:
 @pytest.mark.parametrize(("name", "task"), [(name, task) for name, kinds in EXTRACTORS.items() for task in kinds])
 def test_long_replies_cost_little_and_raise_nothing(name: str, task: str) -> None:
     asked = Asked(task, "12", OPTIONS if task == "choice" else (), 4, {"answer_type": "float", "precision": 1}, (1.0, 1.0))
-    began = time.perf_counter()
+    began = time.thread_time()
     for piece in ("1", "1.", "1,", "(A", "A ", "[1, 2, ", "so ", "=", "x=1", "<bbox", "\u0661", "-1e5", " ", "\n", '"', "[ ",
         'The answer is "'):
         extract(name, piece * (100_000 // len(piece)), asked)
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 5
 
 
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:

@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import pickle
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -289,12 +288,10 @@ def test_the_registered_task_loads_scores_and_sums_up(tmp_path: Path) -> None:
     assert task.summarize([half])["Acc@0.5"] == 1, "Acc@0.5 is IoU >= 0.5"
 
 
-def test_scoring_works_in_threads_and_after_pickling_and_is_fast() -> None:
+def test_scoring_works_in_threads_and_after_pickling() -> None:
     task, sample, ctx = Grounding(mode="dynamic"), _sample(), _context(frame="rel1000")
     texts = [f"<answer>[{i}, 100, 480, 840]</answer>" for i in range(400)]
-    start = time.perf_counter()
     serial = [task.score(sample, text, ctx) for text in texts]
-    assert len(texts) / (time.perf_counter() - start) > 1000, "measured: over 10,000 per second on an idle core"
     copy = pickle.loads(pickle.dumps(task))
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda text: copy.score(sample, text, ctx), texts)) == serial

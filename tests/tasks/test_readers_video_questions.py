@@ -280,10 +280,10 @@ def test_subtitles_are_read_rebased_and_cut() -> None:
 
 def test_a_long_hostile_subtitle_file_is_read_in_linear_time() -> None:
 
-    start = time.perf_counter()
+    start = time.thread_time()
     assert read_srt("<" * 300_000) == []
     assert len(read_srt("00:00:01 --> 00:00:02\n" + "<a" * 200_000)[0].text) > 1000
-    assert time.perf_counter() - start < 3
+    assert time.thread_time() - start < 3
 
 
 def test_a_letter_is_the_place_of_an_option_whatever_the_options_say(own: Any) -> None:
