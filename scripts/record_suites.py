@@ -1,0 +1,94 @@
+"""Run the benchmarks' own programs from replies to numbers and write both to assets/fixtures/suites.
+
+    git clone https://github.com/MMMU-Benchmark/MMMU code/MMMU     # and the others of REPOSITORIES, at their commits
+    python -m scripts.record_suites --code code                    # --only mmmu,vsibench
+
+One JSON file per suite: repository, commit and files of the program, how it ran, the rows of the benchmark in the form of its
+release (of each only what differs from `row`, the most frequent values) with a reply and the `value` that the program gives it, and
+`official`, the program's numbers over all of them. tests/test_suite_goldens.py writes those rows as the release has them, gives the
+replies to `mmrl eval` in the place of a model's, and compares. No line of the programs is kept in this project.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts import _suite_programs, _suite_rows
+from scripts._extractor_runs import REPOSITORIES
+from scripts._peer_code import quiet
+
+__all__ = ["FIXTURES", "RUNS", "Golden", "main", "record"]
+
+FIXTURES = Path(__file__).resolve().parent.parent / "assets" / "fixtures" / "suites"
+Cases = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One suite: the checkout and files of its program, the rows, and who runs it."""
+
+    name: str
+    folder: str
+    files: tuple[str, ...]
+    rows: Callable[[], Any]
+    run: Callable[[Path, Any], dict[str, Any]]
+    note: str
+
+
+RUNS: tuple[Golden, ...] = (
+    Golden("mmmu", "MMMU", ("mmmu/main_parse_and_eval.py", "mmmu/main_eval_only.py", "mmmu/utils/eval_utils.py"),
+           _suite_rows.mmmu, _suite_programs.mmmu,
+           "Both scripts, whole. Where the program draws an option at random (`drawn` rows), the draw is none of them: wrong."),
+    Golden("mathvista", "MathVista", ("evaluation/extract_answer.py", "evaluation/calculate_score.py"),
+           _suite_rows.mathvista, _suite_programs.mathvista,
+           "extract_answer with quick_extract; where it asks a language model, that gives the reply. calculate_score.py, whole, "
+           "with --ignore_empty_extractions: without it an empty reply is the shortest choice. Package Levenshtein: rapidfuzz's."),
+    Golden("vsibench", "thinking-in-space", ("lmms_eval/tasks/vsibench/utils.py",), _suite_rows.vsibench, _suite_programs.vsibench,
+           "vsibench_process_results and vsibench_aggregate_results."),
+)
+
+
+def record(run: Golden, code: Path) -> dict[str, Any]:
+    """The fixture of one suite."""
+    repository, commit = REPOSITORIES[run.folder]
+    cases = run.rows()
+    with quiet():
+        official = run.run(code / run.folder, cases)
+    values = official.pop("values")
+    usual = {key: Counter(json.dumps(case["row"][key]) for case in cases).most_common(1)[0][0] for key in cases[0]["row"]}
+    cases = [{"row": {key: value for key, value in case["row"].items() if json.dumps(value) != usual[key]},
+              "reply": case["reply"], "value": round(value, 9)} for case, value in zip(cases, values, strict=True)]
+    return {"suite": run.name, "repository": repository, "commit": commit, "files": list(run.files), "note": run.note,
+            "official": official, "row": {key: json.loads(value) for key, value in usual.items()}, "cases": cases}
+
+
+def _written(found: Mapping[str, Any]) -> str:
+    """A line for every row."""
+    head = {key: value for key, value in found.items() if key != "cases"}
+    rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in found["cases"])
+    return json.dumps(head, ensure_ascii=False)[:-1] + f',\n "cases": [\n{rows}\n ]}}\n'
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.record_suites", description="Run the benchmarks' own programs.")
+    parser.add_argument("--code", type=Path, required=True, help="folder with the checkouts")
+    parser.add_argument("--out", type=Path, default=FIXTURES)
+    parser.add_argument("--only", default="", help="names, with commas between them")
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for run in RUNS:
+        if not args.only or run.name in args.only.split(","):
+            found = record(run, args.code.resolve())
+            (args.out / f"{run.name}.json").write_text(_written(found), encoding="utf-8")
+            print(f"{run.name:16} {len(found['cases'])} rows")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

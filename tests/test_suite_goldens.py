@@ -1,0 +1,97 @@
+"""Whole suites from replies to numbers, against the benchmarks' own programs on the same replies (scripts.record_suites).
+
+The data lies as the release has it, the shipped suite reads it, and the replies go through scoring, summing up, official scorers
+and submission files as `mmrl eval` has them; `mmrl score` then gives the same again (tests/suite_kit.py).
+"""
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.suite_kit import Golden, evaluate_suite, golden, put, put_parquet
+
+pytestmark = pytest.mark.slow
+
+
+def _png() -> dict[str, Any]:
+    """A picture as parquet holds it."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), (200, 10, 10)).save(buffer, "PNG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def told(found: Golden, ids: list[str]) -> Any:
+    """Sample -> the reply of its row."""
+    replies = dict(zip(ids, found.replies, strict=True))
+    return lambda sample: replies[sample.id]
+
+
+def agree(found: Golden, ids: list[str], *mine: Mapping[str, float]) -> None:
+    """Every reply has the value that the program gives it, in the one table of `mine` that has it."""
+    known = {name: value for table in mine for name, value in table.items()}
+    assert known.keys() == set(ids)
+    assert {name: (reply, known[name], value) for name, reply, value in zip(ids, found.replies, found.values, strict=True)
+            if known[name] != pytest.approx(value, abs=1e-6)} == {}
+
+
+def test_mmmu(tmp_path: Path) -> None:
+    """Subjects, all of them, and the verdict on each of the replies, by both scripts of the authors."""
+    found = golden("mmmu")
+    subjects: dict[str, list[dict[str, Any]]] = {}
+    for row in found.rows:
+        picture = {f"image_{n}": _png() if n == 1 else None for n in range(1, 8)}
+        subjects.setdefault(row["id"].split("_", 1)[1].rpartition("_")[0], []).append({**row, **picture})
+    for subject, rows in subjects.items():
+        put_parquet(tmp_path / "MMMU" / subject / "validation-00000-of-00001.parquet", rows)
+    ids = [row["id"] for row in found.rows]
+    outcome = evaluate_suite("mmmu_val", tmp_path, told(found, ids), tmp_path / "out")
+    agree(found, ids, outcome.values("correct"))
+    printed = found.official["printed"]
+    assert outcome.line.value == pytest.approx(sum(found.values) / len(ids), abs=1e-6) and outcome.line.n == len(ids)
+    assert round(outcome.line.value, 3) == printed["Overall"]["acc"]
+    for subject, numbers in found.official["subjects"].items():
+        assert outcome.results["per_source"][f"MMMU/{subject}"]["correct"]["mean"] == pytest.approx(numbers["acc"], abs=1e-6)
+    assert Counter(row["source"] for row in outcome.predictions) == {
+        f"MMMU/{subject}": numbers["num_example"] for subject, numbers in found.official["subjects"].items()}
+
+
+def test_mathvista(tmp_path: Path) -> None:
+    """Its rules without the language model (--answers official), by calculate_score.py: all, by source, by kind of answer."""
+    found = golden("mathvista")
+    put_parquet(tmp_path / "MathVista" / "data" / "testmini-00000-of-00001.parquet", [
+        {**row, "image": f"images/{row['pid']}.jpg", "decoded_image": _png()} for row in found.rows])
+    ids = [row["pid"] for row in found.rows]
+    outcome = evaluate_suite("mathvista_rule", tmp_path, told(found, ids), tmp_path / "out", answers="official")
+    agree(found, ids, outcome.values("correct"))
+    scores = found.official["scores"]
+    assert outcome.line.value == pytest.approx(scores["average"]["accuracy"], abs=1e-6) and outcome.line.n == len(ids)
+    for source, numbers in scores["source"].items():
+        assert outcome.results["per_source"][source]["correct"]["mean"] == pytest.approx(numbers["accuracy"], abs=1e-6)
+    assert outcome.results["per_task"]["choice"]["correct"]["mean"] == pytest.approx(
+        scores["question_type"]["multi_choice"]["accuracy"], abs=1e-6)
+
+
+def test_vsi_bench(tmp_path: Path) -> None:
+    """Accuracy and mean relative accuracy of each reply, the eight types, and their mean, which is the suite's number."""
+    found = golden("vsibench")
+    put(tmp_path / "VSI-Bench" / "test.jsonl", found.rows)
+    for row in found.rows:
+        put(tmp_path / "VSI-Bench" / row["dataset"] / f"{row['scene_name']}.mp4", b"no video")
+    ids = [str(row["id"]) for row in found.rows]
+    outcome = evaluate_suite("vsibench", tmp_path, told(found, ids), tmp_path / "out")
+    kinds = {row["id"]: row["task"] for row in outcome.predictions}
+    agree(found, ids, {name: outcome.values("mra" if kinds[name] == "numeric" else "correct")[name] for name in ids})
+    numbers = found.official["numbers"]
+    assert outcome.line.value == pytest.approx(numbers["overall"] / 100, abs=1e-6)
+    tables = list(outcome.results["benchmark"].values())
+    for name, value in numbers.items():
+        if name != "overall":
+            kind = name.removesuffix("_accuracy").removesuffix("_MRA:.5:.95:.05")
+            [mine] = [table[f"vsibench/{kind}"] for table in tables if f"vsibench/{kind}" in table]
+            assert mine == pytest.approx(value / 100, abs=1e-6), kind
