@@ -348,24 +348,26 @@ def _perception_closeness(case: _Case, allowed_NM: npt.NDArray[np.bool_]) -> Flo
     return merge_copies(closeness_NM, case.pair.copies)
 
 
-def _perception_r1() -> DetectionReward:
-    """Perception-R1's Hungarian reward, in [0, 3]: 0.25 * format + 0.75 * F1 + cls_acc + mean_IoU - 0.5 * (fp + fn).
+def _perception_r1(penalty: float = 0.5) -> DetectionReward:
+    """Perception-R1's Hungarian reward, in [0, 3]: 0.25 * format + 0.75 * F1 + cls_acc + mean_IoU - penalty * (fp + fn).
 
-    Cost 5 * L1 + 2 * (1 - GIoU), pairs with IoU > 0.5. format is 1, since a malformed list is not parsed at all.
+    Cost 5 * L1 + 2 * (1 - GIoU), pairs with IoU > 0.5. format is 1, since a malformed list is not parsed at all. A penalty of
+    0.5 is the default of PR1's code (pr1_detection_reward); its training script sets it to 0.
     Corrected: IoU and label are conditions of a pair rather than costs, so junk cannot push pairs about, and F1, fp and
-    fn know labels; cls_acc = pairs / boxes that sit on a truth of any label.
+    fn know labels; cls_acc = pairs / boxes that sit on a truth of any label; a list without a pair earns no format either.
     """
+    share = _check_number("penalty", penalty, 0, 0.5)
 
     def of_case(case: _Case) -> float:
         pair, limit_M = case.pair, np.clip(case.ceilings_M - 1e-9, 0.0, 0.5)[None, :]  # a pair overlaps, whatever the grid
         pairs = hungarian_pairs(_perception_closeness(case, pair.bare_NM > limit_M), count_first=True)
         found, on_truth = len(pairs), most_pairs(pair.any_NM > limit_M)
         if not found:
-            return 0.0  # 0.25 - 0.5 * (1 + 1) is below the clamp
+            return 0.0  # there 0.25, for any list of known labels
         f1 = 2 * found / (pair.num_predicted + pair.num_true)
         missed = (1 - found / pair.num_predicted) + (1 - found / pair.num_true)
         mean_iou = matched_sum(pair.right_NM, pairs) / found
-        return 0.25 + 0.75 * f1 + found / on_truth + mean_iou - 0.5 * missed
+        return 0.25 + 0.75 * f1 + found / on_truth + mean_iou - share * missed
 
     return DetectionReward("perception_r1", of_case, high=3.0, thresholds=True)
 
@@ -381,7 +383,7 @@ def make_detection_reward(mode: str = "f1", **params: Any) -> DetectionReward:
 
     Parameters by mode: f1(threshold, power, schedule), v_triune(threshold, schedule, iou_completeness, penalty, weights,
     size_penalty, matching), vlm_r1_map(rule), vlm_r1_map50(rule), od_length(rule), weighted_sum(threshold, iou, completeness,
-    matching), perception_r1().
+    matching), perception_r1(penalty).
     Raises ConfigError for an unknown mode or parameter and for values out of range.
     """
     return by_mode("detection", MODES, mode, params)

@@ -8,6 +8,7 @@ r"""What the reward part `format` pays: the envelope that was asked for, or a pa
     v_triune_tags         0.25 for each of the four tags that stands once on a line of its own (V-Triune MathVerifyVerifier)
     v_triune_boxes        an answer on lines of its own with a labelled box (V-Triune DetectionVerifier.verify_format)
     perception_r1         Qwen2-VL's spelling of one object with special tokens (PR1; there the bars of the tokens are not escaped)
+    perception_r1_counting  the same of a name and one box or more behind it, or [] for none (PR1 pr1_counting_format_reward)
     temporal_r1           the tags around {"start_time": "..", "end_time": ".."} (Temporal-R1 tvg_format_reward)
     gui_r1                the tags around a list of actions with 'action', 'point' and 'input_text' (GUI-R1 r1gui_format_reward)
     gui_g2                [x1,y1,x2,y2] of whole numbers and nothing else (GUI-G2 format_reward)
@@ -46,6 +47,8 @@ _REC = re.compile(r"\[\d+,\s*\d+,\s*\d+,\s*\d+\]")
 _TAG_LINES = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
 _PERCEPTION = re.compile(
     r"<\|object_ref_start\|>[^<]*<\|object_ref_end\|><\|box_start\|>[^<]*<\|box_end\|>(?:<\|im_end\|>)?\s*")
+_PERCEPTION_BOXES = re.compile(
+    r"(?:<\|object_ref_start\|>[^<]*<\|object_ref_end\|>(?:<\|box_start\|>[^<]*<\|box_end\|>)+|\[\])(?:<\|im_end\|>)?\s*")
 _TEMPORAL = re.compile(r'\{\s*"start_time"\s*:\s*"[0-9.]+"\s*,\s*"end_time"\s*:\s*"[0-9.]+"\s*\}')
 _GUI_G2 = re.compile(r"\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]")
 _SPAN = r"\(\d+(?:\.\d+)?,\s*\d+(?:\.\d+)?\)"
@@ -120,6 +123,10 @@ def _v_triune_boxes(text: str, answer_format: str, kind: str) -> float:
 
 def _perception_r1(text: str, answer_format: str, kind: str) -> float:
     return float(_PERCEPTION.fullmatch(text.replace("<|endoftext|>", "")) is not None)
+
+
+def _perception_r1_counting(text: str, answer_format: str, kind: str) -> float:
+    return float(_PERCEPTION_BOXES.fullmatch(text.replace("<|endoftext|>", "")) is not None)
 
 
 def _temporal_r1(text: str, answer_format: str, kind: str) -> float:
@@ -251,8 +258,9 @@ def _judge(rule: _Rule, answer_format: str, kind: str, text: str) -> float:
 
 FORMAT_RULES: Mapping[str, _Rule] = {
     "envelope": _envelope, "tags": _envelope, "vlm_r1_rec": _vlm_r1_rec, "v_triune_tags": _v_triune_tags,
-    "v_triune_boxes": _v_triune_boxes, "perception_r1": _perception_r1, "temporal_r1": _temporal_r1, "gui_r1": _gui_r1,
-    "gui_g2": _gui_g2, "r1_sgg": _r1_sgg, "videochat_r1_glue": _videochat_glue, "videochat_r1_boxes": _videochat_boxes,
+    "v_triune_boxes": _v_triune_boxes, "perception_r1": _perception_r1,
+    "perception_r1_counting": _perception_r1_counting, "temporal_r1": _temporal_r1, "gui_r1": _gui_r1, "gui_g2": _gui_g2,
+    "r1_sgg": _r1_sgg, "videochat_r1_glue": _videochat_glue, "videochat_r1_boxes": _videochat_boxes,
     "easyvideo_r1": _easyvideo_r1, "easyvideo_r1_unified": _easyvideo_r1_unified,
 }
 PAYS_UNREAD = frozenset(FORMAT_RULES) - {"envelope"}

@@ -44,7 +44,7 @@ _NUMBER = r" ?([+-]?[0-9]{1,12}(?:\.[0-9]{1,12})?) ?"
 _CORNERS = rf"\({_NUMBER},{_NUMBER}\) ?,? ?\({_NUMBER},{_NUMBER}\)"
 _TWO_POINTS = re.compile(_CORNERS)
 _SPECIAL = re.compile(
-    rf"(?:{re.escape(_REF_OPEN)}([^<]*){re.escape(_REF_CLOSE)} ?)?{re.escape(_OPEN)} ?{_CORNERS} ?{re.escape(_CLOSE)}[ ,]?")
+    rf"(?:{re.escape(_REF_OPEN)}([^<]*){re.escape(_REF_CLOSE)} ?)?{re.escape(_OPEN)}([^<]*){re.escape(_CLOSE)}[ ,]?")
 
 
 class ObjectError(ValueError):
@@ -174,14 +174,17 @@ def _kept(text: str) -> list[Any]:
 
 
 def _special(text: str) -> list[Any]:
-    """Qwen's special tokens: the whole text must be boxes, each with its label unless that is implied."""
+    """Qwen's special tokens: the whole text must be boxes, each with its label unless that is implied; one that is not four
+    numbers costs itself."""
     text, place = " ".join(text.split()), 0
     items: list[Any] = []
     while place < len(text):
         found = _SPECIAL.match(text, place)
         if not found:
             raise ObjectError("not_a_box")
-        items.append({"bbox_2d": [float(found[i]) for i in (2, 3, 4, 5)], **({"label": found[1]} if found[1] else {})})
+        corners = _TWO_POINTS.fullmatch(found[2].strip())
+        items.append({"bbox_2d": [float(v) for v in corners.groups()] if corners else found[2],
+                      **({"label": found[1]} if found[1] else {})})
         if len(items) > MAX_OBJECTS:
             raise ObjectError("too_many_objects")
         place = found.end()

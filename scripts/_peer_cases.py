@@ -6,11 +6,12 @@ on which mmrl and a peer differ. `scripts.record_peers` runs the peers' code on 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Case", "Wrap", "around", "boxes_cases", "detection_cases", "graph_cases", "lines", "tagged", "think"]
+__all__ = ["Case", "Wrap", "around", "boxes_cases", "counting_cases", "detection_cases", "graph_cases", "lines", "tagged", "think"]
 
 Wrap = Callable[[str], str]
 Pair = tuple[str, str]  # what, text
@@ -161,6 +162,64 @@ def detection_cases(wrap: Wrap, spell: Callable[[Sequence[tuple[str, Any]]], str
     yield Case("a confidence in each object", wrap(spell(two).replace("}", ', "confidence": 0.9}') if '"' in spell(two)
                else spell(two).replace("}", ", 'confidence': 0.9}")), rows(two), **about)
     yield Case("broken JSON", wrap(spell(two).replace("}]", "}").replace("}\n```", "\n```")), rows(two), **about)
+
+
+_CROWD = [(90 + 160 * (k % 6), 120 + 300 * (k // 6)) for k in range(14)]
+_POINTS = {"one": [(500, 400)], "three": [(150, 200), (520, 480), (800, 310)], "a crowd": _CROWD}
+
+
+def _around_points(points: Sequence[Sequence[float]], half: int = 20) -> list[list[int]]:
+    return [[round(x - half), round(y - half), round(x + half), round(y + half)] for x, y in points]
+
+
+def _counts(boxes: Sequence[Box]) -> Iterator[tuple[str, list[list[int]]]]:
+    """Boxes as answers to points at the centres of `boxes`."""
+    exact = _around_points([((b[0] + b[2]) / 2, (b[1] + b[3]) / 2) for b in boxes])
+    size, extra = len(exact), [900, 900, 950, 950]
+    yield "exact", exact
+    yield "in another order", exact[::-1]
+    yield "of any size", [[b[0] - 5 * k, b[1] - 5, b[2] + 5 * k, b[3] + 5] for k, b in enumerate(exact)]
+    yield "a little beside", [_near(b, 4, -3) for b in exact]
+    yield "a tenth beside", [_near(b, 100) for b in exact]
+    yield "far beside", [_near(b, 30, 400) for b in exact]
+    yield "the first only", exact[:1]
+    yield "half of them", exact[:(size + 1) // 2]
+    yield "one extra", [*exact, extra]
+    yield "twice as many", [*exact, *(_near(extra, -3 * k, -7 * k) for k in range(size))]
+    yield "a copy of one", [*exact, exact[0]]
+    yield "the first as often as there are", [exact[0]] * size
+    yield "the middle as often as there are", [[480, 480, 520, 520]] * size
+    yield "as many anywhere", [_near([500, 500, 540, 540], 37 * k % 400, -23 * k % 400) for k in range(size)]
+    yield "corners swapped", [[b[2], b[3], b[0], b[1]] for b in exact]
+    yield "without area", [[b[0] + 20, b[1] + 20, b[0] + 20, b[1] + 20] for b in exact]
+    yield "the whole picture", [[0, 0, 1000, 1000]]
+
+
+def counting_cases(spell: Callable[[Sequence[Sequence[float]]], str]) -> Iterator[Case]:
+    """Boxes in answer to true points, `spell` being PR1's form: one name and the boxes behind it."""
+    for points in _POINTS.values():
+        boxes, params = _around_points(points), {"points": [list(p) for p in points]}
+        for what, answer in _counts(boxes):
+            yield Case(what, spell(answer), len(points), params)
+    points, boxes = _POINTS["three"], _around_points(_POINTS["three"])
+    whole, params = spell(boxes), {"points": [list(p) for p in points]}
+    for what, text in around(lambda answer: answer, whole, spell([[0, 0, 20, 20]])):
+        yield Case(what, text, 3, params)
+    name, box = whole.partition("<|box_start|>")[0], "<|box_start|>({},{}),({},{})<|box_end|>"
+    for what, text in (
+            ("decimals", spell([[v + 0.5 for v in b] for b in boxes])),
+            ("outside of the picture", spell([*boxes, [900, 900, 1900, 1900]])),
+            ("one box of three numbers", whole.replace("(540,500)", "(540)")),
+            ("one box of words", whole.replace("(540,500)", "here")),
+            ("only boxes of words", f"{name}<|box_start|>here<|box_end|><|im_end|>"),
+            ("no end token", whole.replace("<|im_end|>", "")), ("a name for each box", "".join(spell([b]) for b in boxes)),
+            ("a name for each box, one end", "".join(spell([b]).replace("<|im_end|>", "") for b in boxes) + "<|im_end|>"),
+            ("a line for each box", name + "\n".join(box.format(*b) for b in boxes) + "<|im_end|>"),
+            ("no name", whole.removeprefix(name)), ("a list of boxes", json.dumps(boxes)), ("a list of points", json.dumps(points)),
+            ("the number", "3"), ("nothing found", "[]"), ("the tokens lost", re.sub(r"<[^>]*>", "", whole))):
+        yield Case(what, text, 3, params)
+    yield Case("none there, nothing found", "[]", 0, {"points": []})
+    yield Case("none there, one found", spell(boxes[:1]), 0, {"points": []})
 
 
 def graph_cases(wrap: Wrap) -> Iterator[Case]:

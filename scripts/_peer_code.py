@@ -22,7 +22,7 @@ REPOSITORIES: Mapping[str, tuple[str, str]] = {
     "VideoChat-R1": ("OpenGVLab/VideoChat-R1", "73b2ea9ac83ad5c0bcd893bffd1cbb2e7c167068"),
     "EasyVideoR1": ("cyuQ1n/EasyVideoR1", "7ab338b33f29e18039e105daa61e9ebabe003c62"),
     "R1-SGG": ("gpt4vision/R1-SGG", "e4de64d4c4c97edec648021d012198b21a9b1864"),
-    "PR1": ("linkangheng/PR1", "48d5558ee3f9a71732ef9a1f2f5858e53f95907f"),
+    "PR1": ("linkangheng/PR1", "accb7cb952f88419c0f66be43b067490036a80a5"),
     "UI-R1": ("lll6gg/UI-R1", "2fe9bf00c8aae85fcedaf56eb3e2780dbfe8075e"),
     "VLM-R1": ("om-ai-lab/VLM-R1", "90052f478646e38bc67363862f699b7afca6b337"),
     "GUI-R1": ("ritzz-ai/GUI-R1", "d43eea2f1c52356077034ff2524642fc05e06c6a"),
@@ -38,7 +38,7 @@ _IMPORTS = frozenset((
     "abc", "ast", "copy", "collections", "dataclasses", "datetime", "functools", "itertools", "json", "logging", "math",
     "mathruler",
     "math_verify", "latex2sympy2_extended", "numpy", "os", "pathlib", "random", "re", "rouge_score", "scipy", "signal", "sys",
-    "torch", "typing", "PIL", "warnings"))
+    "torch", "torchvision", "typing", "PIL", "warnings"))
 
 
 @contextlib.contextmanager
@@ -80,6 +80,7 @@ def load(file: Path, names: Sequence[str] = (), classes: Sequence[str] = (), **g
         if isinstance(node, ast.Import | ast.ImportFrom):
             _import(node, space)
         elif isinstance(node, ast.FunctionDef):
+            node.decorator_list = []  # torch.jit.script wants a file to read, and changes no value
             _run(node, space)
         elif isinstance(node, ast.ClassDef):
             for method in _methods(node, names):

@@ -17,8 +17,8 @@ from scripts._peer_cases import Case, objects
 from scripts._peer_code import load
 
 __all__ = [
-    "Judge", "easyvideo", "easyvideo_unified", "fenced", "gui_g2", "gui_r1", "onethinker", "pr1", "r1_sgg", "r1_v", "temporal_r1",
-    "ui_r1", "v_triune", "v_triune_math", "video_r1", "videochat", "vlm_r1_od", "vlm_r1_rec",
+    "Judge", "easyvideo", "easyvideo_unified", "fenced", "gui_g2", "gui_r1", "onethinker", "pr1", "pr1_counting", "pr1_detection",
+    "r1_sgg", "r1_v", "temporal_r1", "ui_r1", "v_triune", "v_triune_math", "video_r1", "videochat", "vlm_r1_od", "vlm_r1_rec",
 ]
 
 Judge = Callable[[Case], tuple[float, float]]
@@ -95,6 +95,41 @@ def pr1(folder: Path) -> Judge:
     def judge(case: Case) -> tuple[float, float]:
         form = space["pr1_grounding_format_reward"](_chat(case.text))[0]
         return form, form + space["pr1_grounding_reward"](_chat(case.text), [str(list(case.truth))])[0]
+
+    return judge
+
+
+def pr1_counting(folder: Path) -> Judge:
+    helper = load(folder / "src/open_r1/utils.py")
+    space = load(folder / "src/open_r1/rewards.py", **{name: helper[name] for name in (
+        "pr1_counting_format_reward", "extract_boxes", "num_scale")})
+
+    def judge(case: Case) -> tuple[float, float]:
+        chat = [[{"content": case.text}]]
+        return space["pr1_counting_format_reward"](chat)[0], space["pr1_counting_reward"](chat, [case.params["points"]])[0]
+
+    return judge
+
+
+def pr1_detection(folder: Path, penalty: bool) -> Judge:
+    os.environ.update(LOG_DIR=tempfile.mkdtemp(), DO_PENAIlty=str(penalty))  # the switch is spelled so
+    helper, forms = load(folder / "src/open_r1/utils.py", classes=("HungarianMatcher",)), list[float]()
+    ids = {**helper["get_cate_to_id"](), "sofa": 63}  # couch there
+
+    def parse_json(*args: Any) -> Any:
+        found = helper["parse_json"](*args)
+        forms[:] = [float(found[2])] if len(found) == 3 else []
+        return found
+
+    space = load(folder / "src/open_r1/rewards.py", parse_json=parse_json, get_cate_to_id=lambda: ids, **{
+        name: helper[name] for name in ("HungarianMatcher", "calculate_reward")})
+
+    def judge(case: Case) -> tuple[float, float]:
+        forms.clear()
+        truth = {"target_id": [ids[row["label"]] for row in case.truth],
+                 "target_box": [[float(v) for v in row["bbox"]] for row in case.truth]}
+        total = space["pr1_detection_reward"](_chat(case.text), [truth])[0]
+        return sum(forms), total
 
     return judge
 

@@ -57,6 +57,12 @@ def _tokens(numbers: Sequence[float]) -> str:
     return f"<|object_ref_start|>the dog<|object_ref_end|><|box_start|>{pairs}<|box_end|><|im_end|>"
 
 
+def _named_boxes(boxes: Sequence[Sequence[float]]) -> str:
+    """One name and the boxes behind it, as PR1's counting asks for them."""
+    name, _, end = _tokens([0, 0, 0, 0]).partition("<|box_start|>(0,0),(0,0)<|box_end|>")
+    return name + "".join(_tokens(box).removeprefix(name).removesuffix(end) for box in boxes) + end
+
+
 def _plain(answer: str) -> str:
     return answer
 
@@ -86,6 +92,13 @@ def _one(task: str, kind: str, cases: Callable[[], Iterator[Case]], **more: Any)
 
 def _r1(task: str, kind: str, cases: Callable[[], Iterator[Case]], preset: str = "video_r1") -> Run:
     return Run(task, preset, "Video-R1", _VIDEO, ("accuracy_reward", "format_reward"), cases, lambda f: judge.video_r1(f, kind))
+
+
+def _pr1_detection(penalty: bool, **more: Any) -> Run:
+    return Run("detection", "perception_r1", "PR1", "src/open_r1/rewards.py", ("pr1_detection_reward",),
+               lambda: boxes.detection_cases(_plain, judge.fenced, "[]"), lambda f: judge.pr1_detection(f, penalty),
+               "DO_PENAIlty is True, the code's default." if penalty else
+               "DO_PENAIlty is False, as in local_scripts/train/train_qwen2_2b_vl_detection.sh.", **more)
 
 
 def _json_span(start: Any, end: Any) -> str:
@@ -119,6 +132,9 @@ RUNS: tuple[Run, ...] = (
     Run("detection", "vlm_r1_weighted_sum", "VLM-R1", "src/open-r1-multimodal/src/open_r1/grpo_jsonl.py",
         ("accuracy_reward", "format_reward"), lambda: boxes.detection_cases(think, judge.fenced, "None"),
         lambda f: judge.vlm_r1_od(f, "weighted_sum"), _COCO, {"accuracy": {"matching": "published"}}),
+    _pr1_detection(True), _pr1_detection(False, settings={"accuracy": {"penalty": 0.0}}, variant="no_penalty"),
+    Run("counting", "perception_r1", "PR1", "src/open_r1/rewards.py", ("pr1_counting_reward",),
+        lambda: boxes.counting_cases(_named_boxes), judge.pr1_counting),
     Run("scene_graph", "r1_sgg_soft", "R1-SGG", "open_r1/grpo.py", ("node_acc_reward", "node_box_reward", "edge_reward",
         "format_reward"),
         lambda: boxes.graph_cases(think), lambda f: judge.r1_sgg(f, ("node_acc_reward", "node_box_reward", "edge_reward")),

@@ -26,9 +26,6 @@ __all__ = ["WITHOUT_PEER", "Block", "as_json", "as_markdown", "blocks", "main", 
 RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
 
 WITHOUT_PEER: Mapping[str, str] = {
-    "detection:perception_r1": "the paper's formula; the code of its detection reward is not public",
-    "counting:perception_r1": "the paper's formula; the code of its counting reward is not public. Its prompt asks for a box per "
-                              "object, whose centre counts; rows have points, so points are asked for here, and boxes are read too",
     "gui_grounding:gui_rcpo": "judged over the group of a prompt's answers, no completion by itself",
     "gui_action:os_atlas": "a rule of evaluation; tests/tasks/test_gui_metrics.py has it",
     "gui_action:odyssey": "a rule of evaluation; tests/tasks/test_gui_metrics.py has it",

@@ -3,7 +3,8 @@
 A row's answer is the number; params.points may hold where the objects are, in pixels of the original picture. The answer
 text is a number in digits or words, or a list of points or boxes, whose length is the count. Exact match is the default
 reward and metric; `close` = min / max is published beside it, and the mean absolute error in the summary. Where mode
-'points' holds (for the task, a source or a sample), the prompt asks for the points, and a row needs its own.
+'points' holds (for the task, a source or a sample), the prompt asks for the points (or for boxes, whose centres count), and a
+row needs its own.
 
     mmrl tasks check counting --data my.jsonl
 """
@@ -16,24 +17,31 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from mmrl.coords import CoordFrame, to_orig
-from mmrl.errors import DataError
+from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import register
 from mmrl.task import Template
 from mmrl.types import ImageSize, RewardContext, Sample, Score
 from rewards.counting import closeness, make_counting_reward, parse_count
+from rewards.format_rules import make_format_rule
 from rewards.objects import MAX_OBJECTS, parse_points
 from rewards.reading.numbers import none_of_them, one_number
 from rewards.reading.places import many_points
 from rewards.router import SAMPLE_KEY, Part, PartFactory, Rubric
 from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
-from tasks.boxes import format_point, from_picture
+from tasks.boxes import format_point, from_picture, grid_step
 
-__all__ = ["Counted", "Counting"]
+__all__ = ["SPELLINGS", "Counted", "Counting"]
 
 Point = tuple[float, float]
 
-_ASK_POINTS = "Point at every one of these in the image: {question}. Give one point each, coordinates {frame}."
-_POINTS = "[[x, y], ...], or [] if there is none"
+SPELLINGS: Mapping[str, tuple[str, str]] = {
+    "points": ("Point at every one of these in the image: {question}. Give one point each, coordinates {frame}.",
+               "[[x, y], ...], or [] if there is none"),
+    "tokens": ("Output all the bounding boxes of the {question}, coordinates {frame}.",
+               "<|object_ref_start|>name<|object_ref_end|><|box_start|>(x1,y1),(x2,y2)<|box_end|>, further boxes directly behind "
+               "the first, or [] if there is none"),
+}
+"""How mode 'points' asks: what for, and in which shape. Every spelling is read, whichever was asked for."""
 
 
 class Counted(NamedTuple):
@@ -51,12 +59,18 @@ def _thousandths(points: Sequence[Sequence[float]], size: ImageSize) -> list[tup
     return [from_picture(point, CoordFrame.REL1000, size) for point in points]
 
 
-def _accuracy_part(mode: str, **params: Any) -> Part:
-    """A rule of rewards.counting; points are compared in thousandths of the picture's sides."""
+def _accuracy_part(mode: str, form: str | None = None, **params: Any) -> Part:
+    """A rule of rewards.counting; points are compared in thousandths of the picture's sides.
+
+    `form` is a rule of rewards.format_rules that a text must keep to be paid at all.
+    """
     reward = make_counting_reward(mode, **params)
+    keeps = None if form is None else make_format_rule(form, "bare", "counting")
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
         value: Counted = predicted.value
+        if keeps is not None and keeps(predicted.text) < 1:
+            return 0.0
         if mode != "points":
             return reward(value.number, sample.answer)
         size, true = _size(sample, ctx), sample.params.get("points")
@@ -64,6 +78,18 @@ def _accuracy_part(mode: str, **params: Any) -> Part:
                       None if true is None else _thousandths(true, size))
 
     return accuracy
+
+
+def _box_tokens(name: str, points: Sequence[Sequence[float]], frame: CoordFrame, extent: tuple[float, float]) -> str:
+    """Points given in `frame` as a name and boxes around them in Qwen2-VL's special tokens: one step to each side, none at an
+    edge, so that the centre is the point."""
+    boxes, step, digits = [], grid_step(frame), 3 if frame is CoordFrame.REL1 else 0
+    for point in points:
+        centre = json.loads(format_point(point, frame))
+        reach = [step if step <= value <= side - step else 0 for value, side in zip(centre, extent, strict=True)]
+        low, high = (",".join(f"{v + sign * r:.{digits}f}" for v, r in zip(centre, reach, strict=True)) for sign in (-1, 1))
+        boxes.append(f"<|box_start|>({low}),({high})<|box_end|>")
+    return f"<|object_ref_start|>{' '.join(name.replace('<', ' ').split())}<|object_ref_end|>{''.join(boxes)}" if boxes else "[]"
 
 
 def _mode_of(settings: Mapping[str, Any], sample: Sample) -> str:
@@ -95,25 +121,35 @@ class Counting(AnswerTask):
 
     mode   exact (default), smooth, relative or points; their parameters in `accuracy`, see rewards.counting.
            points needs params.points in the row, asks for the points themselves and pays the F1 of those that lie on an object
-           (`accuracy: {rule: published}`: Perception-R1's formula, which pays for the right number of points anywhere);
+           (`accuracy: {rule: published}`: Perception-R1's formula, which pays for the right number of points anywhere; `form`: a
+           rule of rewards.format_rules without which nothing is paid, as there);
            like every parameter of the reward it may be set per source and per sample.
+    spelling  how mode points asks: points (default), a list of them, or tokens, a box per object in Qwen2-VL's special tokens
+           whose centre is the point
     """
 
     headline: ClassVar[str] = "correct"
     ask: ClassVar[str] = "How many {question} are in the image?"
     shape: ClassVar[str] = "the number"
     default_mode: ClassVar[str] = "exact"
+    own_params: ClassVar[Mapping[str, Any]] = {"spelling": "points"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        # PR1's counting recipe: boxes are asked for and judged by their centres; the form is no part of the sum but its condition
         "perception_r1": {
-            "mode": "points", "accuracy": {"rule": "published"}, "answer_format": "bare", "weights": {"accuracy": 1.0},
-            "prompt": "Locate every {question} in the image. Reply with nothing but a list of points [[x, y], ...], "
-                      "coordinates {frame}."},
+            "mode": "points", "accuracy": {"rule": "published", "form": "perception_r1_counting"}, "answer_format": "bare",
+            "spelling": "tokens", "format_rule": "perception_r1_counting", "frame": "rel1000",
+            "weights": {"accuracy": 1.0, "format": 0.0}},
     }
     metric_names: ClassVar[tuple[str, ...]] = ("correct", "close")
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)
-        self._asks_for_points = f"{_ASK_POINTS} {self.request}".replace("{shape}", _POINTS)
+        spelling = self.settings["spelling"]
+        if spelling not in SPELLINGS:
+            raise ConfigError(f"unknown spelling {spelling!r} of counting; expected {', '.join(SPELLINGS)}."
+                              f"{did_you_mean(str(spelling), SPELLINGS)}")
+        ask, shape = SPELLINGS[spelling]
+        self._asks_for_points = f"{ask} {self.request}".replace("{shape}", shape)
         if self.settings["prompt"] is None and self.settings["mode"] == "points":
             self.prompt = self._asks_for_points
 
@@ -198,14 +234,21 @@ class Counting(AnswerTask):
         if _mode_of(self.settings, sample) != "points":
             return str(sample.answer)
         size = _size(sample, ctx)
-        return "[" + ", ".join(format_point(from_picture(p, ctx.frame, size), ctx.frame) for p in sample.params["points"]) + "]"
+        return self._spell([from_picture(p, ctx.frame, size) for p in sample.params["points"]], sample, ctx)
+
+    def _spell(self, points: Sequence[Sequence[float]], sample: Sample, ctx: RewardContext) -> str:
+        """Points given in ctx.frame as the prompt asks for them."""
+        if self.settings["spelling"] == "tokens":
+            size = _size(sample, ctx)
+            return _box_tokens(sample.question, points, ctx.frame, ctx.frame.extent(size.resized_wh, size.orig_wh))
+        return "[" + ", ".join(format_point(p, ctx.frame) for p in points) + "]"
 
     def wrong_answer(self, sample: Sample, ctx: RewardContext) -> str:
         """0, or 1 where 0 is right: nothing is nearer than that in any mode."""
         wrong = 0 if sample.answer else 1
         if _mode_of(self.settings, sample) != "points":
             return str(wrong)
-        return "[[0, 0]]" if wrong else "[]"
+        return self._spell([(0, 0)] * wrong, sample, ctx)
 
     def summarize(self, rows: Sequence[Score]) -> Mapping[str, float]:
         """MAE (a failure counts as the answer 0), MAE_parsed (over the answers that could be read), and the base's rates."""

@@ -310,6 +310,8 @@ def test_perception_r1_by_hand() -> None:
     assert reward([A, near], [A, B], size=(100, 100)) == pytest.approx(0.25 + 0.75 + 1 + 0.8)
     assert reward([A], [A, B]) == pytest.approx(0.25 + 0.75 * 2 / 3 + 1 + 1 - 0.25)
     assert reward([A, ("dog", B[1])], [A, B]) == pytest.approx(0.25 + 0.75 * 0.5 + 0.5 + 1 - 0.5)
+    free = make_detection_reward("perception_r1", penalty=0.0)
+    assert free([A], [A, B]) == pytest.approx(0.25 + 0.75 * 2 / 3 + 1 + 1) and free([A, B], [A, B]) == 3, "as its training script"
     assert reward([("cat", (0.0, 0.0, 10.0, 5.0))], [A]) == 0, "IoU must exceed 0.5"
     assert reward([("cat", FAR)], [A, B], ceilings=[0.0, 1.0]) == 0, "no pair without overlap, whatever the answer's grid can spell"
 
@@ -330,7 +332,8 @@ def test_metrics_by_hand() -> None:
     ("v_triune", {"weights": {"maps": 1}}, "Did you mean 'map'"), ("v_triune", {"weights": {"map": 0}}, "positive"),
     ("v_triune", {"weights": 3}, "as a mapping"), ("v_triune", {"size_penalty": "hardend"}, "Did you mean 'hardened'"),
     ("od_length", {"rule": "coc"}, "Did you mean 'coco'"),
-    ("weighted_sum", {"iou": 0, "completeness": 0}, "positive weight"), ("perception_r1", {"x": 1}, "expected none")])
+    ("weighted_sum", {"iou": 0, "completeness": 0}, "positive weight"), ("perception_r1", {"x": 1}, "expected penalty"),
+    ("perception_r1", {"penalty": 1}, r"penalty to be a number in \[0, 0.5\]")])
 def test_wrong_parameters_are_named(mode: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_detection_reward(mode, **params)

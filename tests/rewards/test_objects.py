@@ -37,6 +37,16 @@ def test_one_asked_label_is_implied(text: str) -> None:
     assert parse_objects(text, label="Cat ").objects == (CAT,)
 
 
+@pytest.mark.parametrize("broken", ["(5,6),(7)", "(5,6,7,8)", "here", "", "(5,6),(7,8),(9,9)", "(5,6),(nan,8)"])
+def test_a_box_of_special_tokens_that_cannot_be_read_costs_itself(broken: str) -> None:
+    good, bad = "<|box_start|>(1,2),(3,4)<|box_end|>", f"<|box_start|>{broken}<|box_end|>"
+    name = "<|object_ref_start|>cat<|object_ref_end|>"
+    for text in (name + good + name + bad, name + bad + name + good):
+        found = parse_objects(text)
+        assert (found.objects, found.unreadable, found.reason) == ((CAT,), 1, None)
+    assert parse_points(name + good + bad).points == ((2, 3),) and parse_points(name + bad).reason == "not_a_box"
+
+
 def test_a_key_given_twice_is_refused_everywhere() -> None:
     for text in ('{"bbox_2d": [1, 2, 3, 4], "bbox_2d": [1, 2, 3, 4]}', "{'bbox_2d': [1, 2, 3, 4], 'bbox_2d': [5, 6, 7, 8]}"):
         assert parse_boxes(text).reason == parse_objects(text, "cat").reason == parse_points(text).reason == "not_a_box"

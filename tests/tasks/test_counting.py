@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmrl.coords import CoordFrame
-from mmrl.errors import DataError
+from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
 from mmrl.task import Template
 from mmrl.types import ImageSize, RewardContext, Sample, Score
@@ -125,6 +125,44 @@ def test_a_point_given_again_is_not_counted_again() -> None:
         assert score.detail["pred_count"] == 2 and score.parts["accuracy"] == score.metrics["correct"] == 0
     paid = Counting(mode="points").score(_sample(POINTS), "<answer>[[100, 50], [100, 50], [320, 240]]</answer>", _context())
     assert paid.detail["pred_count"] == 3 and paid.parts["accuracy"] == pytest.approx(2 / 3), "two of three points, and a copy"
+
+
+TOKENS = "<|object_ref_start|>cats<|object_ref_end|>{}"
+BOX = "<|box_start|>({},{}),({},{})<|box_end|>"
+
+
+def test_perception_r1_asks_for_boxes_and_pays_their_centres() -> None:
+    task, sample, ctx = Counting(preset="perception_r1"), _sample(POINTS), _context()
+    text = TOKENS.format(BOX.format(100, 60, 212, 148) + BOX.format(500, 500, 500, 500) + BOX.format(938, 833, 938, 833))
+    assert task.gold(sample, ctx) == TOKENS.format("".join(BOX.format(x - 1, y - 1, x + 1, y + 1) for x, y in (
+        (156, 104), (500, 500), (938, 833))))
+    paid = task.score(sample, text + "<|im_end|>", ctx)
+    assert paid.value == paid.parts["accuracy"] == pytest.approx(1, abs=1e-3) and paid.parts["format"] == 1
+    assert paid.detail["pred_points"][0] == pytest.approx([99.84, 49.92])
+    prompt = _asked(task, sample)
+    assert prompt.startswith("Output all the bounding boxes of the cats,") and "0-1000" in prompt and "<|box_start|>" in prompt
+    corner = _sample([[0.0, 480.0], [640.0, 0.2]])
+    assert task.gold(corner, ctx) == TOKENS.format(BOX.format(0, 1000, 0, 1000) + BOX.format(1000, 0, 1000, 0))
+    assert task.score(corner, task.gold(corner, ctx), ctx).value == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("answer", ["3", "[[156, 104], [500, 500], [938, 833]]", "[[150, 100, 162, 108], [495, 495, 505, 505]]",
+                                    BOX.format(1, 1, 2, 2), TOKENS.format(BOX.format(1, 1, 2, 2) + " is one")])
+def test_perception_r1_pays_nothing_without_its_form(answer: str) -> None:
+    """As pr1_counting_reward: where pr1_counting_format_reward is 0, so is the reward, whatever could be read."""
+    sample = _sample(POINTS)
+    assert Counting(preset="perception_r1").score(sample, answer, _context("rel1000")).value == 0
+    read = Counting(preset="perception_r1", accuracy={"form": None}).score(sample, answer, _context("rel1000"))
+    assert (read.value > 0) == (read.parsed and read.detail["pred_count"] > 0 and answer != "3")
+
+
+def test_unknown_spellings_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown spelling 'token' of counting; expected points, tokens\. Did you mean 'tokens'"):
+        Counting(spelling="token")
+    with pytest.raises(ConfigError, match="unknown format_rule 'perception'"):
+        Counting(mode="points", accuracy={"form": "perception"})
+    assert "<|box_start|>" in _asked(Counting(mode="points", spelling="tokens"), _sample(POINTS))
+    assert "<|" not in _asked(Counting(mode="points"), _sample(POINTS)) + _asked(Counting(spelling="tokens"), _sample(POINTS))
 
 
 def test_points_are_compared_in_thousandths_of_the_picture() -> None:
