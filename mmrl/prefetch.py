@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.errors import ConfigError, MediaError, MMRLError
 from mmrl.media import image_overrides
 from mmrl.types import Sample
-from mmrl.workers import Worker
+from mmrl.workers.spawned import Worker
 
 if TYPE_CHECKING:
     from mmrl.config import DataConfig

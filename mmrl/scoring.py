@@ -5,11 +5,10 @@ A reward that raises, hangs or kills its process costs its completion a recorded
 
 Every score travels with the id of its job (mmrl.reward_pipe), so that none can belong to another completion. What a score says
 beside its numbers is bounded, since every logged one is written: see LONGEST_REASON, LARGEST_DETAIL and MOST_NUMBERS. What rewards
-print is bounded by mmrl.workers.
+print is bounded by mmrl.workers.spawned.
 """
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -25,7 +24,8 @@ from mmrl.registry import adopt, carried, task_from_spec
 from mmrl.reward_pipe import TOKEN_BYTES, GarbledError, ScoreInbox, ScoreWriter
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
-from mmrl.workers import Worker
+from mmrl.workers.process import END_S, ChildError, patience
+from mmrl.workers.spawned import START_S, Worker
 
 __all__ = ["LARGEST_DETAIL", "LONGEST_REASON", "MOST_NUMBERS", "ScoreJob", "Scorer", "is_reward_failure", "score_one"]
 
@@ -36,7 +36,6 @@ LARGEST_DETAIL = 65_536
 MOST_NUMBERS = 256
 """Entries of `parts`, `weights` and `metrics` each, whose names have at most 200 characters; more are a reward_error."""
 _LONGEST_NAME = 200
-_START_TIMEOUT_S = 300.0
 _FLUSH_S = 0.005  # scores travel together for so long: one message each would cost more than most rewards
 
 
@@ -145,10 +144,10 @@ class _Worker(Worker):
     """One process and its pipe; `pending` are the ids of jobs sent but not answered, oldest first, with their indices, `later` the
     indices of jobs that are to be sent one by one: one of them spoils the pipe, and this tells which."""
 
-    def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]], ids: Iterator[int]) -> None:
+    def __init__(self, specs: Sequence[tuple[str, dict[str, Any]]], ids: Iterator[int], timeout_s: float) -> None:
         self.pending: dict[int, int] = {}
         self.later: list[int] = []
-        self._specs, self._ids = specs, ids
+        self._specs, self._ids, self.timeout_s = specs, ids, timeout_s
         super().__init__(_serve, (), "mmrl-reward")
 
     def start(self) -> None:
@@ -158,39 +157,35 @@ class _Worker(Worker):
         self.inbox = ScoreInbox(self.connection, token)
 
     def wait_ready(self) -> None:
-        if self.ready:
-            return
         try:
-            answer = self.connection.recv() if self.connection.poll(_START_TIMEOUT_S) else "no answer"
-        except EOFError:
-            answer = "the process died"
-        if answer is not None:
-            raise RewardError(f"a reward worker did not start ({answer}); set reward.workers=0 to see where")
-        self.ready = True
+            self.await_ready(START_S)
+        except ChildError as error:
+            death = error.death
+            found = {"timeout": "no answer", "refused": death.said}.get(death.cause, "the process died")
+            raise RewardError(f"a reward worker did not start ({found}); set reward.workers=0 to see where") from error
 
     def send(self, jobs: Mapping[int, ScoreJob], indices: list[int]) -> None:
         self.pending = {next(self._ids): index for index in indices}
         if indices:
-            if not self.process.is_alive():
+            if not self.alive:
                 self.restart()  # it died while idle, so no completion is to blame
             self.wait_ready()
             self.progress[:] = next(iter(self.pending)), time.monotonic()
-            with contextlib.suppress(OSError):  # it died just now: its closed pipe is noticed when the answer is read
-                self.connection.send([(number, jobs[index]) for number, index in self.pending.items()])
+            self.give([(number, jobs[index]) for number, index in self.pending.items()], self.timeout_s)
 
     @property
     def began(self) -> float:
         """When the job at hand began (the clock is the same in all processes)."""
-        return self.progress[1]
+        return float(self.progress[1])
+
+    @property
+    def deadline(self) -> float:
+        """Of the job at hand, which the process begins by itself."""
+        return self.began + self.timeout_s
 
     def culprit(self) -> int:
         """Id of the job at hand; those before it may be finished without their scores having been sent."""
         return number if (number := int(self.progress[0])) in self.pending else next(iter(self.pending))
-
-
-def _patience(began: Sequence[float], timeout_s: float, now: float) -> float:
-    """Seconds until the first of the jobs at hand, which began then, misses its deadline."""
-    return max(0.0, min(began) + timeout_s - now)
 
 
 class Scorer:
@@ -201,7 +196,7 @@ class Scorer:
         self.tasks, self.timeout_s = list(tasks), timeout_s
         self.unclaimed = 0  # scores that belong to no completion that waits for one, and were dropped
         ids = itertools.count(1)  # never used twice: a score that comes late finds nobody
-        self._workers = [_Worker(specs, ids) for _ in range(workers)]
+        self._workers = [_Worker(specs, ids, timeout_s) for _ in range(workers)]
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Score]:
         """One Score per job, in order; every job gets one, whatever happens to the reward."""
@@ -214,11 +209,11 @@ class Scorer:
             worker.send(table, list(range(number * share, min(len(jobs), (number + 1) * share))))
         while busy := [w for w in self._workers if w.pending]:
             sources = [source for w in busy for source in (w.connection, w.process.sentinel)]
-            ready = wait(sources, _patience([w.began for w in busy], self.timeout_s, time.monotonic()))
+            ready = wait(sources, patience(w.deadline for w in busy))
             for worker in busy:
                 if worker.connection in ready or worker.process.sentinel in ready:
                     self._receive(worker, table, scores)
-                elif time.monotonic() >= worker.began + self.timeout_s and not worker.connection.poll():  # restarts take time
+                elif worker.late and not worker.connection.poll():  # restarts take time
                     self._fail(worker, table, scores, f"reward_timeout: no answer within {self.timeout_s:g} s")
         return [scores[i] for i in range(len(jobs))]
 
@@ -239,7 +234,7 @@ class Scorer:
         return final
 
     def _receive(self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score]) -> None:
-        alive = worker.process.is_alive()  # looked at before reading: what it wrote before it died is there
+        alive = worker.alive  # looked at before reading: what it wrote before it died is there
         try:
             received = worker.inbox.read()
         except GarbledError as error:
@@ -262,9 +257,8 @@ class Scorer:
         if received or not worker.pending:
             return
         if not alive:
-            worker.process.join(5)
-            self._fail(worker, table, scores, f"reward_crash: the process died (exit code {worker.process.exitcode})")
-        elif time.monotonic() >= worker.began + self.timeout_s:  # half a score, and no more of it
+            self._fail(worker, table, scores, f"reward_crash: the process died (exit code {worker.death(END_S).code})")
+        elif time.monotonic() >= worker.deadline:  # half a score, and no more of it
             self._fail(worker, table, scores, f"reward_timeout: no answer within {self.timeout_s:g} s")
 
     def _fail(self, worker: _Worker, table: Mapping[int, ScoreJob], scores: dict[int, Score], reason: str) -> None:

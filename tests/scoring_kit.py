@@ -16,7 +16,7 @@ from mmrl.coords import CoordFrame
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
-from mmrl.workers import Worker
+from mmrl.workers.spawned import Worker
 
 __all__ = ["PATIENCE_S", "Told", "ending", "in_threads", "jobs", "scorer"]
 

@@ -3,6 +3,7 @@ stand for its processes (tests/scoring_kit.py)."""
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -138,10 +139,10 @@ class Silent:
         self.polled.append(timeout)
         return self.word != "nothing"
 
-    def recv(self) -> Any:
+    def recv_bytes(self, most: int) -> bytes:
         if isinstance(self.word, Exception):
             raise self.word
-        return self.word
+        return pickle.dumps(self.word)
 
 
 @pytest.mark.parametrize(("word", "said"), [("nothing", "no answer"), (EOFError(), "the process died"),

@@ -24,7 +24,7 @@ from mmrl.errors import MMRLError
 from mmrl.serve.errors import RequestError, shutting_down
 from mmrl.serve.limits import Limits
 from mmrl.serve.preparing import SMALL_BODY, Encode, ReadBody, Reading, Recipe, run
-from mmrl.workers import Worker
+from mmrl.workers.spawned import Worker
 
 __all__ = ["Readers", "warm_up"]
 

@@ -13,7 +13,7 @@ from mmrl.coords import CoordFrame
 from mmrl.registry import task_from_spec
 from mmrl.scoring import LARGEST_DETAIL, LONGEST_REASON, MOST_NUMBERS, ScoreJob, Scorer, is_reward_failure
 from mmrl.types import RewardContext, Sample, Score
-from mmrl.workers import MOST_OUTPUT
+from mmrl.workers.spawned import MOST_OUTPUT
 
 ATTACKS = '''
 """A reward that does to its process what the completion says: "0.25", or "0.25 fork" and so on."""
@@ -180,13 +180,6 @@ def test_what_a_reward_prints_is_bounded_and_its_score_counts(spec: str, capfd: 
     _, err = capfd.readouterr()
     assert "these are my last words" in err
     assert MOST_OUTPUT < len(err) < MOST_OUTPUT + 500 and err.count("used up; what it prints from here on is dropped") == 1
-
-
-def test_how_long_the_run_waits_for_an_answer() -> None:
-    """Until the first of the jobs at hand misses its deadline, and not longer; at once where one has."""
-    assert mmrl.scoring._patience([10.0, 14.0, 12.0], 5.0, 11.0) == 4.0
-    assert mmrl.scoring._patience([10.0], 5.0, 10.0) == 5.0
-    assert mmrl.scoring._patience([10.0, 90.0], 5.0, 91.0) == 0.0
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
-"""One spawned process behind a pipe: what scores rewards and what prepares media run in, and are killed with.
+"""A spawned Python behind a pipe: what scores rewards, prepares media, reads requests and records run in, and are killed with.
 
     worker = Worker(serve, (tasks,), "mmrl-reward")     # serve(connection, progress, tasks) in a process of its own
-    worker.connection.send(job)
+    worker.await_ready(START_S)
+    worker.give(job, 10.0)                              # wait([worker.connection], patience([worker.deadline])), then
+    answer = worker.receive()                           # raises ChildError when it has died or babbles
 
 A worker never outlives the process that started it, and leaves Ctrl-C and SIGTERM to it. What it prints, and what its own children
 print, goes to the standard error of the process that started it, up to MOST_OUTPUT bytes; the rest is read and dropped, so that a
@@ -13,20 +15,27 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-__all__ = ["MOST_OUTPUT", "Worker"]
+from mmrl.workers.process import END_S, Child
+
+__all__ = ["MOST_BYTES", "MOST_OUTPUT", "START_S", "Worker"]
 
 MOST_OUTPUT = 1 << 20
 """Bytes that a worker may print, its restarts included."""
+MOST_BYTES = 4 << 30
+"""Bytes of one message, both ways, unless the user of the worker sets fewer."""
+START_S = 300.0
+"""Seconds for a process to come up: it may import torch beside many others that do."""
 _LOOK_S = 0.5
 _MAIN = threading.Lock()
-_END_S = 5.0  # for a process to end once asked to, or killed
 
 
 @contextlib.contextmanager
@@ -82,18 +91,21 @@ def _main(target: Callable[..., None], connection: Connection, progress: Any, ou
         target(connection, progress, *args)
 
 
-class Worker:
+class Worker(Child):
     """A process that runs `target(connection, progress, *args)`; `progress` is an array of two doubles shared with it.
 
-    The target sends None when it is ready, or the text of what is wrong, and returns when it receives None.
+    The target sends None when it is ready, or the text of what is wrong, and returns when it receives None. Its messages are
+    unpickled here: it must be code of ours that sends them, on whatever data.
     """
 
-    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], name: str) -> None:
-        self.target, self.args, self.name = target, args, name
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], name: str, *, most: int = MOST_BYTES) -> None:
+        self.target, self.args, self.name, self.most = target, args, name, most
         self.printed = 0  # bytes so far
         self.start()
 
     method = "spawn"  # fork is unsafe beside torch threads; a fork server has none
+
+    # life
 
     def start(self) -> None:
         """Start the process; `ready` is False until its first message has been read."""
@@ -111,21 +123,36 @@ class Worker:
         self._output = threading.Thread(target=_forward, args=(reader, self, self._ended), daemon=True, name=f"{self.name}-output")
         self._output.start()
         self.ready = False
+        self.begin(START_S)
         atexit.register(self.kill)  # multiprocessing would ask by SIGTERM and wait for ever
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return int(self.process.pid)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return bool(self.process.is_alive())
+
+    def wait(self, seconds: float | None) -> int | None:
+        """See Child.wait."""
+        self.process.join(seconds)
+        return self.process.exitcode
+
+    def stop(self) -> None:
+        """See Child.stop."""
+        self.process.kill()
 
     def kill(self) -> None:
         """End the process without asking it."""
         atexit.unregister(self.kill)
-        self.process.kill()
-        self.process.join(_END_S)  # one that hangs in the kernel (a dead network disk) ends when the kernel lets it
+        self.stop()
+        self.wait(END_S)
         self._ended.set()
         self._output.join(2 * _LOOK_S)  # its last words; children that it left behind may print for ever
         self.connection.close()
-
-    def restart(self) -> None:
-        """Kill the process and start another."""
-        self.kill()
-        self.start()
 
     def ask_to_end(self) -> None:
         """Tell the process to return after its job."""
@@ -134,7 +161,47 @@ class Worker:
 
     def close(self) -> None:
         """End the process, by force if it does not end when asked to."""
-        if self.process.is_alive():
+        if self.alive:
             self.ask_to_end()
-            self.process.join(_END_S)
+            self.wait(END_S)
         self.kill()
+
+    # messages
+
+    def await_ready(self, limit_s: float) -> None:
+        """Read its first message, waiting so long. Raises ChildError: timeout, refused with its words, or how it ended."""
+        if self.ready:
+            return
+        if not self.connection.poll(limit_s):
+            raise self.error("timeout", f"was not ready within {limit_s:g} s")
+        fault = self.receive(patience_s=0.0)
+        if fault is not None:
+            raise self.error("refused", str(fault))
+        self.ready = True
+        self.rest()
+
+    def give(self, message: Any, limit_s: float) -> None:
+        """Send a job for which it has so many seconds; one that has just died is noticed when its answer is read. Raises
+        ValueError for a message that is too long."""
+        data = ForkingPickler.dumps(message)
+        if len(data) > self.most:
+            raise ValueError(f"{self.name}: expected a message of at most {self.most:,} bytes, found {len(data):,}")
+        self.begin(limit_s)
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(data)
+
+    def receive(self, *, patience_s: float = END_S) -> Any:
+        """Its next message; waits for one. Raises ChildError when it has ended (whose status is awaited for `patience_s`), or
+        sent what is too long or cannot be read."""
+        try:
+            data = self.connection.recv_bytes(self.most)
+        except (EOFError, OSError) as error:
+            if str(error) == "bad message length":  # multiprocessing's words, and all it says
+                raise self.error("message", f"sent a message of more than {self.most:,} bytes") from error
+            raise self.error(patience_s=patience_s) from error
+        except MemoryError as error:
+            raise self.error("message", "sent a message that memory does not hold") from error
+        try:
+            return pickle.loads(data)
+        except Exception as error:  # whatever a class does when it is read
+            raise self.error("message", f"sent a message that cannot be read: {type(error).__name__}: {error}") from error
