@@ -28,7 +28,7 @@ REPOSITORIES: Mapping[str, tuple[str, str]] = {
     "thinking-in-space": ("vision-x-nyu/thinking-in-space", "51e089c3ae69b9435e9489058610f5b3964c56a8"),
     "MLVU": ("JUNJIE99/MLVU", "fd060c10a43ea48a35100a22688a927b8e531199"),
     "VideoMMMU": ("EvolvingLMMs-Lab/VideoMMMU", "88b4ac3e07326eaabda3a4afe8e7f30dd02bc143"),
-    "VLMEvalKit": ("open-compass/VLMEvalKit", "e8e78f05f3080fe28154f2130321f17951c3be94"),
+    "Video-MME": ("BradyFU/Video-MME", "4e7566d36f63121fc72f040654d6f38f83f30125"),
     "lmms-eval": ("EvolvingLMMs-Lab/lmms-eval", "75571cfe0fa36ca5ec2e6aa2bb268f9d38295af3"),
     "SeeClick": ("njucckevin/SeeClick", "0ef37ac4d7aaf37ba7b990e3e3c3ca77e1fb8f93"),
 }
@@ -124,7 +124,7 @@ def _mlvu(folder: Path) -> Judge:
 
 
 def _videomme(folder: Path) -> Judge:
-    read = _space(folder / "vlmeval" / "dataset" / "utils" / "videomme.py")["extract_characters_regex"]
+    read = _space(folder / "evaluation" / "eval_your_results.py")["extract_characters_regex"]
     return lambda case: [letter for letter in LETTERS if read(case["text"]) == letter]
 
 
@@ -253,8 +253,7 @@ RUNS: tuple[Run, ...] = (
     Run("videommmu", "open_text", "VideoMMMU", _VIDEOMMMU, ("parse_open_response", "eval_open"), _mmmu_open(_VIDEOMMMU), _OPEN),
     Run("mvbench", "choice", "Ask-Anything", "video_chat2/mvbench.ipynb", ("check_ans",), _mvbench, _CHOICES),
     Run("mlvu", "choice", "MLVU", "evaluation/multiple_choice_evaluation/choice_bench.py", ("check_ans",), _mlvu, _CHOICES),
-    Run("videomme", "choice", "VLMEvalKit", "vlmeval/dataset/utils/videomme.py", ("extract_characters_regex",), _videomme, _CHOICES,
-        "VLMEvalKit's copy of the script that Video-MME's authors hand out"),
+    Run("videomme", "choice", "Video-MME", "evaluation/eval_your_results.py", ("extract_characters_regex",), _videomme, _CHOICES),
     Run("longvideobench", "choice", "lmms-eval", "lmms_eval/tasks/longvideobench/utils.py", _PARSE, _longvideobench, _CHOICES),
     Run("vsibench", "choice", "thinking-in-space", _VSI, ("vsibench_process_results",),
         _vsibench("route_planning", "accuracy", LETTERS), _CHOICES),

@@ -14,7 +14,7 @@ from typing import Any
 from scripts._extractor_cases import CHOICES, MATHVISTA_NUMBERS, OPEN, OPTIONS
 from scripts._suite_texts import LETTERS, choice_replies, number_replies, plain, truth_near
 
-__all__ = ["Case", "mathvista", "mmmu", "vsibench"]
+__all__ = ["Case", "choices", "mathvista", "mmmu", "vsibench"]
 
 Case = Mapping[str, Any]
 _WORDS: Sequence[Sequence[str]] = (
@@ -25,7 +25,7 @@ _WORDS: Sequence[Sequence[str]] = (
 _SOME = 16  # of a bad student's replies to each set of options
 
 
-def _choices(seed: int) -> list[tuple[list[str], str, str]]:
+def choices(seed: int) -> list[tuple[list[str], str, str]]:
     """(options, letter of the right one, reply): those of scripts._extractor_cases, and a bad student's on other options."""
     rng = random.Random(seed)
     found = [(list(OPTIONS), truth_near(rng, reply, LETTERS[:4]), reply) for reply in CHOICES]
@@ -42,7 +42,7 @@ def mmmu() -> list[Case]:
     subjects = ("Accounting", "Art_Theory", "Biology", "Clinical_Medicine", "Psychology", "Computer_Science", "Math")
     rows: list[dict[str, Any]] = [
         {"question": "Which one is it? <image 1>", "options": repr(options), "answer": right, "question_type": "multiple-choice",
-         "reply": reply} for options, right, reply in _choices(71)]
+         "reply": reply} for options, right, reply in choices(71)]
     rows += [{"question": "Which one is it? <image 1>", "options": "[]", "question_type": "open", "reply": reply,
               "answer": repr(truth) if isinstance(truth, list) else truth} for reply, truth in OPEN
              if plain(reply) and truth != "[1, 2, 3]"]  # MMMU's texts of lists are lists of texts
@@ -56,7 +56,7 @@ def mmmu() -> list[Case]:
 def mathvista() -> list[Case]:
     """Problems of MathVista's testmini: choices (texts and numbers), whole numbers, decimals and lists."""
     rows: list[dict[str, Any]] = []
-    for options, right, reply in _choices(72):
+    for options, right, reply in choices(72):
         kind = "integer" if options[2:3] == ["5"] else "text"
         rows.append({"question_type": "multi_choice", "answer_type": kind, "choices": options, "precision": None,
                      "answer": options[LETTERS.index(right)], "reply": reply})
@@ -85,7 +85,7 @@ _VSI_NUMBERS = ("object_abs_distance", "object_counting", "object_size_estimatio
 def vsibench() -> list[Case]:
     """Questions of VSI-Bench: six types with options, four with a number."""
     rng, cases = random.Random(73), []
-    for options, right, reply in _choices(74):
+    for options, right, reply in choices(74):
         kind = rng.choice(_VSI_CHOICES)
         shown = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
         cases.append({"row": {"question_type": kind, "ground_truth": right, "options": shown}, "reply": reply})

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts import _suite_programs, _suite_rows
+from scripts import _suite_clips, _suite_programs, _suite_rows
 from scripts._extractor_runs import REPOSITORIES
 from scripts._peer_code import quiet
 
@@ -50,6 +50,25 @@ RUNS: tuple[Golden, ...] = (
            "with --ignore_empty_extractions: without it an empty reply is the shortest choice. Package Levenshtein: rapidfuzz's."),
     Golden("vsibench", "thinking-in-space", ("lmms_eval/tasks/vsibench/utils.py",), _suite_rows.vsibench, _suite_programs.vsibench,
            "vsibench_process_results and vsibench_aggregate_results."),
+    Golden("videomme", "Video-MME", ("evaluation/eval_your_results.py",), _suite_clips.videomme_rows, _suite_clips.videomme,
+           "The authors' script on the file that it asks for. It leaves replies without a letter out of its denominators "
+           "(`left_out`); here they are wrong."),
+    Golden("mvbench", "Ask-Anything", ("video_chat2/mvbench.ipynb",), _suite_clips.mvbench_rows, _suite_clips.mvbench,
+           "check_ans and the two cells that count and average. Replies that are right whatever the truth is are left out."),
+    Golden("tempcompass_mc", "TempCompass", ("eval_multi-choice.py", "utils/eval_utils.py"), _suite_clips.tempcompass_rows,
+           _suite_clips.tempcompass, "The script, whole, with --disable_llm."),
+    Golden("tempcompass_yes_no", "TempCompass", ("eval_yes_no.py", "utils/eval_utils.py"), _suite_clips.yes_no_rows,
+           _suite_clips.yes_no, "The script, whole, with --disable_llm."),
+    Golden("videommmu", "VideoMMMU", ("lmms_eval/tasks/videommmu/utils.py",), _suite_clips.videommmu_rows, _suite_clips.videommmu,
+           "videoperception_process_results and videoperception_aggregate_results, track by track. Empty replies are left out of "
+           "its denominators (`left_out`); here they are wrong. Its question type perception is never right there (read as text)."),
+    Golden("longvideobench", "lmms-eval", ("lmms_eval/tasks/longvideobench/utils.py",), _suite_clips.longvideobench_rows,
+           _suite_clips.longvideobench, "longvideobench_process_results and longvideobench_aggregate_results. Where the program "
+           "draws an option at random (`drawn` rows), the draw is none of them: wrong."),
+    Golden("mlvu_dev", "MLVU", ("evaluation/multiple_choice_evaluation/choice_bench.py",), _suite_clips.mlvu_rows,
+           _suite_clips.mlvu, "main, with the reply in the place left for a model."),
+    Golden("mlvu_test", "MLVU", ("evaluation/multiple_choice_evaluation/choice_bench.py",), _suite_clips.mlvu_test_rows,
+           _suite_clips.mlvu, "main of the dev set's script on the test set's tasks: those answers are scored by a server."),
 )
 
 
@@ -59,7 +78,8 @@ def record(run: Golden, code: Path) -> dict[str, Any]:
     cases = run.rows()
     with quiet():
         official = run.run(code / run.folder, cases)
-    values = official.pop("values")
+    judged = [(case, value) for case, value in zip(cases, official.pop("values"), strict=True) if value is not None]
+    cases, values = [case for case, _ in judged], [value for _, value in judged]
     usual = {key: Counter(json.dumps(case["row"][key]) for case in cases).most_common(1)[0][0] for key in cases[0]["row"]}
     cases = [{"row": {key: value for key, value in case["row"].items() if json.dumps(value) != usual[key]},
               "reply": case["reply"], "value": round(value, 9)} for case, value in zip(cases, values, strict=True)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from mmrl.coords import CoordFrame
@@ -23,7 +24,8 @@ from mmrl.rollout import SamplingSettings
 from mmrl.scoring import Scorer
 from mmrl.types import Completion, ImageSize, Sample, StopReason
 
-__all__ = ["FIXTURES", "Golden", "Outcome", "Reply", "evaluate_suite", "golden", "put", "put_parquet", "put_picture"]
+__all__ = ["FIXTURES", "Golden", "Outcome", "Reply", "agree", "evaluate_suite", "golden", "put", "put_parquet", "put_picture",
+           "told"]
 
 FIXTURES = Path(__file__).resolve().parent.parent / "assets" / "fixtures"
 BOOK = load_suites(Path(__file__).resolve().parent.parent / "configs" / "suites.yaml")
@@ -46,6 +48,20 @@ def golden(name: str) -> Golden:
     cases = found["cases"]
     return Golden([{**found["row"], **case["row"]} for case in cases], [case["reply"] for case in cases],
                   [case["value"] for case in cases], found["official"])
+
+
+def told(found: Golden, ids: list[str]) -> Reply:
+    """Sample -> the reply of its row."""
+    replies = dict(zip(ids, found.replies, strict=True))
+    return lambda sample: replies[sample.id]
+
+
+def agree(found: Golden, ids: list[str], *mine: Mapping[str, float]) -> None:
+    """Every reply has the value that the program gives it, in the one table of `mine` that has it."""
+    known = {name: value for table in mine for name, value in table.items()}
+    assert known.keys() == set(ids), "every row is a sample"
+    assert {name: (reply, known[name], value) for name, reply, value in zip(ids, found.replies, found.values, strict=True)
+            if known[name] != pytest.approx(value, abs=1e-6)} == {}
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from tests.suite_kit import Golden, evaluate_suite, golden, put, put_parquet
+from tests.suite_kit import agree, evaluate_suite, golden, put, put_parquet, told
 
 pytestmark = pytest.mark.slow
 
@@ -24,20 +23,6 @@ def _png() -> dict[str, Any]:
     buffer = io.BytesIO()
     Image.new("RGB", (32, 32), (200, 10, 10)).save(buffer, "PNG")
     return {"bytes": buffer.getvalue(), "path": None}
-
-
-def told(found: Golden, ids: list[str]) -> Any:
-    """Sample -> the reply of its row."""
-    replies = dict(zip(ids, found.replies, strict=True))
-    return lambda sample: replies[sample.id]
-
-
-def agree(found: Golden, ids: list[str], *mine: Mapping[str, float]) -> None:
-    """Every reply has the value that the program gives it, in the one table of `mine` that has it."""
-    known = {name: value for table in mine for name, value in table.items()}
-    assert known.keys() == set(ids)
-    assert {name: (reply, known[name], value) for name, reply, value in zip(ids, found.replies, found.values, strict=True)
-            if known[name] != pytest.approx(value, abs=1e-6)} == {}
 
 
 def test_mmmu(tmp_path: Path) -> None:

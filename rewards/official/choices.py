@@ -20,8 +20,7 @@ _MMMU_MARKS = (",", ".", "!", "?", ";", ":", "'")
 _MMMU_WORDS = 5  # of a reply with more, the options' texts are looked for as well
 _VIDEOMME_PREFIXES = (
     "The best answer is", "The correct answer is", "The answer is", "The answer",
-    "The best option isThe correct option is", "Best answer:Best option:",  # two commas are missing in the program
-    "Answer:", "Option:")
+    "The best option isThe correct option is", "Best answer:Best option:")  # two commas are missing in the program
 _LONGVIDEO_PREFIXES = ("The best answer is", "The correct answer is", "The answer is", "The answer", "The best option is",
                        "The correct option is", "Best answer:", "Best option:")
 
@@ -128,8 +127,9 @@ def _first_capital(reply: str, prefixes: Sequence[str], capitals: str) -> Found:
 
 
 def videomme(reply: str, asked: Asked) -> Found:
-    """Video-MME's own script as open-compass/VLMEvalKit keeps it, vlmeval/dataset/utils/videomme.py, extract_characters_regex:
-    phrases such as "The best answer is" are removed, then the first of the capitals A to D counts, also inside a word."""
+    """BradyFU/Video-MME, evaluation/eval_your_results.py, extract_characters_regex: phrases such as "The best answer is" are
+    removed, then the first of the capitals A to D counts, also inside a word: "Answer: B" is A (copies such as VLMEvalKit's remove
+    "Answer:" as well)."""
     return _first_capital(reply.strip(), _VIDEOMME_PREFIXES, "ABCD")
 
 
