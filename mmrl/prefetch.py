@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.errors import ConfigError, MediaError, MMRLError
 from mmrl.media import image_overrides
 from mmrl.types import Sample
+from mmrl.workers.process import END_S, ChildError, Losses, patience
 from mmrl.workers.spawned import Worker
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Ahead", "Media", "Prefetcher", "media_of", "prefetching", "prepare"]
 
 _LOG = logging.getLogger(__name__)
-_START_TIMEOUT_S = 300.0
-_END_S = 5.0
+_MOST_BYTES = 64 << 20  # of what is said about one picture or clip, both ways
 
 
 @dataclass(frozen=True)
@@ -112,19 +112,17 @@ def _outcome(visuals: Any, media: Media) -> str | MediaError:
 
 
 class _Preparer(Worker):
-    """A worker with at most one clip; `since` is when it got it, or was started."""
+    """A worker with at most one clip."""
 
     media: Media | None = None
-    since = 0.0
 
     def start(self) -> None:
         super().start()
-        self.media, self.since = None, time.monotonic()
+        self.media = None
 
-    def take(self, media: Media) -> None:
-        self.media, self.since = media, time.monotonic()
-        with suppress(OSError):  # it died just now, which reading from it will tell
-            self.connection.send(media)
+    def take(self, media: Media, limit_s: float) -> None:
+        self.media = media
+        self.give(media, limit_s)
 
 
 class Prefetcher:
@@ -140,7 +138,7 @@ class Prefetcher:
         if workers < 1 or any(v.store is None for v in visuals):
             raise ConfigError(f"expected at least one worker and a cache folder for what they prepare, found {workers} worker(s) "
                               "and data.cache.dir null; set data.cache.dir, or data.workers to 0")
-        self.timeout_s, self.ahead, self.restarts = timeout_s, ahead, restarts
+        self.timeout_s, self.ahead = timeout_s, ahead
         self._changed = threading.Condition()
         self._urgent: deque[Media] = deque()
         self._plan: deque[Media] = deque()
@@ -149,11 +147,11 @@ class Prefetcher:
         self._done: dict[Media, str] = {}
         self._failed: dict[Media, MediaError] = {}
         self._fatal: BaseException | None = None
-        self._failures = 0
+        self._losses = Losses(restarts)
         self._closing = self._rung = self._warned = False
         self._bell, self._ring = Pipe(duplex=False)
         recipes = [_portable(v) for v in visuals]
-        self._workers = [_Preparer(_serve, (recipes,), "mmrl-media") for _ in range(workers)]
+        self._workers = [_Preparer(_serve, (recipes,), "mmrl-media", most=_MOST_BYTES) for _ in range(workers)]
         self._thread = threading.Thread(target=self._run, daemon=True, name="mmrl-prefetch")
         self._thread.start()
 
@@ -209,9 +207,9 @@ class Prefetcher:
         idle = [w for w in self._workers if w.ready and w.media is None]
         for worker in idle:
             worker.ask_to_end()
-        deadline = time.monotonic() + _END_S
+        deadline = time.monotonic() + END_S
         for worker in idle:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
+            worker.wait(max(0.0, deadline - time.monotonic()))
         for worker in self._workers:
             worker.kill()
         self._workers = []
@@ -235,7 +233,7 @@ class Prefetcher:
             while not self._closing:
                 self._feed()
                 sources = [self._bell, *(w.connection for w in self._workers)]
-                ready = wait(sources, self._patience())
+                ready = wait(sources, patience(w.deadline for w in self._workers))
                 if self._bell in ready:
                     with self._changed:
                         self._bell.recv_bytes()
@@ -243,22 +241,12 @@ class Prefetcher:
                 for worker in self._workers:
                     if worker.connection in ready:
                         self._receive(worker)
-                    elif time.monotonic() > self._deadline(worker) and not worker.connection.poll():
-                        self._lost(worker, "timeout", f"no result within {self._limit(worker):g} s")
+                    elif worker.late and not worker.connection.poll():
+                        self._lost(worker, "timeout", f"no result within {worker.limit_s:g} s")
         except BaseException as error:
             with self._changed:
                 self._fatal = error
                 self._changed.notify_all()
-
-    def _limit(self, worker: _Preparer) -> float:
-        return self.timeout_s if worker.ready else _START_TIMEOUT_S
-
-    def _deadline(self, worker: _Preparer) -> float:
-        return float("inf") if worker.ready and worker.media is None else worker.since + self._limit(worker)
-
-    def _patience(self) -> float | None:
-        nearest = min(map(self._deadline, self._workers))
-        return None if nearest == float("inf") else max(0.0, nearest - time.monotonic() + 0.01)
 
     def _next(self) -> Media | None:
         """What to prepare next: what is waited for, else the plan's next while there is room ahead."""
@@ -278,27 +266,28 @@ class Prefetcher:
     def _feed(self) -> None:
         with self._changed:
             for worker in self._workers:
-                if worker.ready and worker.media is None and worker.process.is_alive():  # else reading will tell: no clip's fault
+                if worker.ready and worker.media is None and worker.alive:  # else reading will tell: no clip's fault
                     media = self._next()
                     if media is None:
                         return
-                    worker.take(media)
+                    worker.take(media, self.timeout_s)
 
     def _receive(self, worker: _Preparer) -> None:
         try:
-            answer = worker.connection.recv()
-        except (EOFError, OSError):
-            worker.process.join(_END_S)
-            self._lost(worker, "crashed", f"the process that read it died (exit code {worker.process.exitcode})")
+            if not worker.ready:
+                worker.await_ready(0.0)
+                return
+            answer = worker.receive()
+        except ChildError as error:
+            if error.death.cause == "refused":
+                raise MMRLError(f"one did not start ({error.death.said}); set data.workers to 0 to see where") from error
+            why = error.death.said if error.death.cause == "message" else f"died (exit code {worker.death(END_S).code})"
+            self._lost(worker, "crashed", f"the process that read it {why}")
             return
-        if not worker.ready:
-            if answer is not None:
-                raise MMRLError(f"one did not start ({answer}); set data.workers to 0 to see where")
-            worker.ready = True
-            return
+        worker.rest()
         media, worker.media = worker.media, None
         assert media is not None
-        self._failures = 0
+        self._losses.answered()
         self._settle(media, answer)
 
     def _settle(self, media: Media, answer: str | MediaError) -> None:
@@ -316,14 +305,15 @@ class Prefetcher:
     def _lost(self, worker: _Preparer, kind: str, why: str) -> None:
         """A worker died or hangs: its clip has failed, and another process takes its place."""
         media = worker.media
-        self._failures += 1
+        too_many = self._losses.lost()
         if media is not None:
             self._settle(media, MediaError(
                 f"{media.path}: expected media that can be read, found that a worker {kind} on it: {why}; remove the row, or "
                 "encode the file again" + (" (or raise data.media_timeout_s)" if kind == "timeout" else ""),
                 kind=kind, path=media.path))
-        if self._failures > self.restarts:
-            raise MMRLError(f"{self._failures} crashed or hung in a row, the last one: {why}; set data.workers to 0 to see where")
+        if too_many:
+            raise MMRLError(f"{self._losses.count} crashed or hung in a row, the last one: {why}; set data.workers to 0 to see "
+                            "where")
         worker.restart()
 
 

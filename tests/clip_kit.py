@@ -2,10 +2,13 @@
 that kills or hangs the workers that use it."""
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
+import stat
+import struct
 import time
 import zlib
 from collections.abc import Iterable, Mapping
@@ -48,7 +51,8 @@ TASK = Clips()
 
 
 class Deadly(VisualCache):
-    """In a worker, clips named deadly* end the process and clips named hanging* never end; elsewhere both can be read."""
+    """In a worker, clips named deadly* end the process, those named hanging* never end, and with those named babbling* it writes
+    a message of rubbish into its pipe, as a decoder that overwrites descriptors may; elsewhere all can be read."""
 
     def video(self, path: str, overrides: Mapping[str, Any] | None = None) -> Visual:
         if multiprocessing.parent_process() is not None:
@@ -56,6 +60,11 @@ class Deadly(VisualCache):
                 os.kill(os.getpid(), signal.SIGKILL)
             if Path(path).name.startswith("hanging"):
                 time.sleep(3600)
+            if Path(path).name.startswith("babbling"):
+                for number in range(3, 64):
+                    with contextlib.suppress(OSError):
+                        if stat.S_ISSOCK(os.fstat(number).st_mode):
+                            os.write(number, struct.pack("!i", 4) + b"abcd")
         return super().video(path, overrides)
 
 

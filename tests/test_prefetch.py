@@ -108,10 +108,10 @@ def test_a_mistake_in_a_row_is_met_by_whoever_asks(pool_and_policy: tuple[Prefet
 
 
 @pytest.mark.slow
-def test_a_clip_that_kills_or_hangs_its_worker_has_failed_and_the_others_are_prepared(
+def test_a_clip_that_kills_hangs_or_confuses_its_worker_has_failed_and_the_others_are_prepared(
         pool_and_policy: tuple[Prefetcher, Policy, Path]) -> None:
     pool, policy, folder = pool_and_policy
-    names = ["d0", "deadly-1", "d1", "hanging-1", "d2"]
+    names = ["d0", "deadly-1", "d1", "hanging-1", "d2", "babbling-1"]
     media = clips(folder, *names)
     pool.expect(media)
     kinds = {}
@@ -121,12 +121,13 @@ def test_a_clip_that_kills_or_hangs_its_worker_has_failed_and_the_others_are_pre
         except MediaError as error:
             kinds[name] = error.kind
             assert one.path in str(error) and error.path == one.path
-            assert ("exit code -9" if error.kind == "crashed" else "no result within 2 s") in str(error)
-    assert kinds == {"deadly-1": "crashed", "hanging-1": "timeout"}
-    failures = pool._failures
+            said = {"d": "exit code -9", "h": "no result within 2 s", "b": "sent a message that cannot be read"}
+            assert said[name[0]] in str(error)
+    assert kinds == {"deadly-1": "crashed", "hanging-1": "timeout", "babbling-1": "crashed"}
+    failures = pool._losses.count
     with pytest.raises(MediaError, match="timeout"):
         pool.wait(media[3])
-    assert pool._failures == failures, "it is not tried again"
+    assert pool._losses.count == failures, "it is not tried again"
     policy.encoder.ahead = Ahead(pool)
     with pytest.raises(MediaError, match="crashed"):
         policy.encoder.references(clip_sample(1, media[1].path))
@@ -162,7 +163,7 @@ def test_no_more_than_ahead_is_prepared_and_closing_ends_every_process_and_every
     pool.forget()
     time.sleep(0.5)
     assert len(pool._done) <= 6 + 2, "what is not expected any more is not begun"
-    monkeypatch.setattr("mmrl.prefetch._END_S", 1.0)
+    monkeypatch.setattr("mmrl.prefetch.END_S", 1.0)
     close_while_waited_for(pool, clips(tmp_path, "hanging")[0])
 
 
