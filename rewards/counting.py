@@ -20,6 +20,7 @@ import numpy as np
 from mmrl.errors import ConfigError, did_you_mean
 from rewards.matching import hungarian_pairs, matched_sum
 from rewards.modes import by_mode
+from rewards.reading.words import HEDGES, LEADS
 
 __all__ = [
     "CountParse", "CountingReward", "MAX_COUNT", "MODES", "closeness", "found_points", "make_counting_reward", "parse_count",
@@ -44,14 +45,6 @@ _TOKEN = re.compile(
 _OTHER_SIZES = re.compile(
     r"\b(?:hundreds?|thousands?|\w*illi(?:on|ard)s?|lakhs?|crores?|googol|dozens?|scores?|percent|bn|mn|tn|k|m"
     r"|half|halves|quarters?|thirds?|minus|negative)\b", re.IGNORECASE)
-_HEDGES = re.compile(  # next to these a number is not what was counted, wherever they stand
-    r"[~≈≃≅<>≤≥≦≧≲≳≠±+√¬]|\w+n['’]t\b|\b(?:not|cannot|isnt|arent|dont|doesnt|no|nor|neither|never|without|least|most|more|less"
-    r"|fewer|than|plus|minimum|maximum|min|max|approximately|approx|roughly|circa|ca|almost|nearly|exceed(?:s|ing)?|estimated?"
-    r"|maybe|perhaps|possibly|probably|likely|might|may|could|ish|or|either|others?|another|except|excluding|but|instead"
-    r"|wrong|incorrect|false|unsure|unknown|guess(?:ing)?|if|unless)\b", re.IGNORECASE)
-_LEADS = re.compile(  # and behind these: '4 birds over the lake' is a count, 'over 4 birds' is none
-    r"\b(?:about|around|over|under|above|below|beyond|to|near|between|within|past|many as|few as|some|up)\s+"
-    r"(?:(?:the|a|an|only|just)\s+)?[^\w\s]*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ def parse_count(answer: str) -> CountParse:
     if len(tokens) != 1 or digits != sum(char.isdigit() for char in tokens[0][0]):
         return CountParse(None, "several_numbers" if tokens else "not_a_number")  # a stray digit is a second number
     token = tokens[0]
-    if _HEDGES.search(answer) or _LEADS.search(answer[:token.start()]):
+    if HEDGES.search(answer) or LEADS.search(answer[:token.start()]):
         return CountParse(None, "hedged")
     alone = not any(char.isalnum() for char in answer[:token.start()] + answer[token.end():])
     if not token["digits"]:

@@ -35,7 +35,7 @@ from typing import Any
 from mmrl.errors import ConfigError, did_you_mean
 from rewards.format import check_answer_format, format_reward
 from rewards.objects import parse_objects
-from rewards.parsing import MAX_TEXT_CHARS, load_json, strip_end_tokens
+from rewards.parsing import MAX_TEXT_CHARS, json_once, strip_end_tokens
 
 __all__ = ["FORMAT_RULES", "PAYS_UNREAD", "glue_spans", "make_format_rule"]
 
@@ -93,7 +93,7 @@ def _answers(text: str) -> list[str]:
 def _json(text: str, python: bool = False) -> Any:
     """The value of a JSON text (or, with `python`, of Python's spelling of it); None for anything else."""
     try:
-        return load_json(text) if python else json.loads(text)
+        return json_once(text) if python else json.loads(text)
     except (ValueError, RecursionError):
         return None
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from mmrl.errors import ConfigError
 from rewards.modes import by_mode
-from rewards.parsing import MAX_ANSWER_CHARS, MAX_COORDINATE, Box, load_json, parse_boxes, strip_fence
+from rewards.parsing import MAX_ANSWER_CHARS, MAX_COORDINATE, Box, json_once, parse_boxes, strip_fence
 
 __all__ = [
     "MODES", "Point", "PointParse", "PointReward", "bhattacharyya", "centre", "in_box", "make_point_reward", "parse_point",
@@ -36,6 +36,7 @@ PointReward = Callable[[Point, "Box | None", Sequence[float], Sequence[float]], 
 
 POINT_KEYS = ("point_2d", "point", "coordinate", "coordinates", "position", "start_point")
 BOX_KEYS = ("bbox_2d", "bbox", "box_2d", "box")
+_PLACES = frozenset((*POINT_KEYS, *BOX_KEYS))
 _EDGE = 1e-6
 """Pixels an edge may be missed by: what converting coordinates between frames costs in float arithmetic."""
 _BOX_TOKENS = ("<|box_start|>", "<|box_end|>")
@@ -66,7 +67,7 @@ def place_of(value: Any) -> PointParse:
     """The one point (or box, reduced to its centre) of a value as `load_json` gives it; reasons as in `parse_point`."""
     for _ in range(3):  # [[x, y]] and [{"point_2d": [[x, y]]}] are still one point
         if isinstance(value, dict):
-            keys = [key for key in (*POINT_KEYS, *BOX_KEYS) if key in value]
+            keys = list(_PLACES & value.keys())
             if len(keys) != 1:
                 return _no("ambiguous_keys" if keys else "no_point_key")
             value = value[keys[0]]
@@ -113,7 +114,7 @@ def parse_point(answer: str) -> PointParse:
             return _no("not_a_point")
         answer = answer[len(opened):-len(closed)]
     try:
-        return place_of(load_json(strip_fence(answer)))
+        return place_of(json_once(strip_fence(answer)))
     except (ValueError, RecursionError) as err:
         if str(err) == "duplicate keys":
             return _no("ambiguous_keys")

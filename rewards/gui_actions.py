@@ -21,7 +21,7 @@ from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
 from rewards.gui import Point, centre, in_box, place_of
-from rewards.parsing import MAX_ANSWER_CHARS, Box, load_json, strip_fence
+from rewards.parsing import MAX_ANSWER_CHARS, Box, json_once, strip_fence
 
 __all__ = [
     "ARGUMENTS", "Action", "ActionParse", "Match", "MatchRule", "RULES", "SPACES", "action_from", "action_name",
@@ -226,7 +226,7 @@ def parse_action(answer: str, space: str) -> ActionParse:
     if len(answer) > MAX_ANSWER_CHARS:
         return ActionParse(None, "answer_too_long")
     try:
-        value = load_json(strip_fence(answer))
+        value = json_once(strip_fence(answer))
     except (ValueError, RecursionError) as err:
         if str(err) == "duplicate keys":
             return ActionParse(None, "duplicate_keys")

@@ -15,6 +15,7 @@ Model text is data: JSON, or Python's spelling of it rewritten as JSON; never ev
 """
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 
 __all__ = [
     "ANSWER_FORMATS", "Box", "BoxParse", "Extraction", "MAX_ANSWER_CHARS", "MAX_COORDINATE", "MAX_TEXT_CHARS",
-    "extract_answer", "load_json", "number_list", "parse_boxes", "strict_json", "strip_end_tokens", "strip_fence",
+    "extract_answer", "json_once", "load_json", "number_list", "parse_boxes", "strict_json", "strip_end_tokens", "strip_fence",
 ]
 
 Box = tuple[float, float, float, float]
@@ -196,6 +197,13 @@ def load_json(text: str, broken_numbers: bool = False) -> Any:
         if rewritten == text:
             raise
         return strict_json(rewritten, broken_numbers)
+
+
+@functools.lru_cache(maxsize=2)
+def json_once(text: str) -> Any:
+    """The value that `load_json` gives, kept for the next who asks: the form of an answer is judged right after its content. It is
+    shared, so nobody may change it; what raises is not kept."""
+    return load_json(text)
 
 
 def number_list(value: Any) -> list[int | float] | None:

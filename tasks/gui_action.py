@@ -28,6 +28,7 @@ from rewards.router import Part, PartFactory
 from tasks.base import FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
 from tasks.boxes import format_point, from_picture
 from tasks.gui_grounding import draw_window, spell_inside
+from tasks.truths import of_sample
 
 __all__ = ["GuiAction", "action_words", "true_action"]
 
@@ -66,6 +67,7 @@ def _peer_spelling(table: Mapping[str, Any], spelling: str) -> str:
     return repr([{"action": name, "point": point, "input_text": text, **end}])
 
 
+@of_sample
 def true_action(sample: Sample) -> Action:
     """Sample.answer as an Action; a box without a point gets its middle, a point takes the box of params.sam2_bbox."""
     answer = sample.answer
@@ -82,6 +84,12 @@ def _spell(action: Action) -> dict[str, Any]:
     table = {"action": action.action, "point": action.point, "bbox": action.box, "end": action.end,
              text_kind(action.action): action.text, "direction": action.direction}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in table.items() if value is not None}
+
+
+@of_sample
+def _true_text(sample: Sample) -> str:
+    """The true action as JSON."""
+    return json.dumps(_spell(true_action(sample)))
 
 
 def _size(sample: Sample, ctx: RewardContext) -> ImageSize:
@@ -223,8 +231,11 @@ class GuiAction(AnswerTask):
     def describe(self, value: Action | None, sample: Sample, ctx: RewardContext) -> Mapping[str, Any]:
         """Points and boxes in original pixels, both actions as JSON text, pred_action as data for submission files."""
         true = true_action(sample)
-        told: dict[str, Any] = {} if value is None else {"pred_action": _spell(value), "pred_text": json.dumps(_spell(value))}
-        return {**told, "gold_text": json.dumps(_spell(true)), "frame": CoordFrame.ABS_ORIG.value,
+        told: dict[str, Any] = {}
+        if value is not None:
+            plain = _spell(value)
+            told = {"pred_action": plain, "pred_text": json.dumps(plain)}
+        return {**told, "gold_text": _true_text(sample), "frame": CoordFrame.ABS_ORIG.value,
                 "pred_points": [list(value.point)] if value is not None and value.point else [],
                 "gold_points": [list(true.point)] if true.point else [], "gold_boxes": [list(true.box)] if true.box else [],
                 "size": list(_size(sample, ctx).orig_wh)}

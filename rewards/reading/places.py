@@ -52,8 +52,7 @@ def strip_box_tokens(text: str) -> str:
 
 
 def _number(text: str) -> float | int:
-    value = float(text)
-    return int(value) if value.is_integer() and "." not in text else value
+    return float(text) if "." in text else int(text)
 
 
 def _numbers(found: re.Match[str]) -> tuple[float | int, ...]:

@@ -23,8 +23,10 @@ TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "nin
 SCALES = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
 NUMBER_WORDS = {**{word: value for value, word in enumerate(ONES)}, **{word: 10 * (i + 2) for i, word in enumerate(TENS)}}
 
+# `isn't` is found by its end, and a word is compared only where its first letter is one of theirs: these two searches are most of
+# what a sentence costs
 HEDGES = re.compile(  # next to these a number is not the answer, wherever they stand
-    r"[~≈≃≅<>≤≥≦≧≲≳≠±+√¬]|\w+n['’]t\b|\b(?:not|cannot|isnt|arent|dont|doesnt|no|nor|neither|never|without|least|most|more|less"
+    r"[~≈≃≅<>≤≥≦≧≲≳≠±+√¬]|(?<=\w)n['’]t\b|\b(?=[abcdefgilmnoprtuw])(?:not|cannot|isnt|arent|dont|doesnt|no|nor|neither|never|without|least|most|more|less"
     r"|fewer|than|plus|minimum|maximum|min|max|approximately|approx|roughly|circa|ca|almost|nearly|exceed(?:s|ing)?|estimated?"
     r"|maybe|perhaps|possibly|probably|likely|might|may|could|ish|or|either|others?|another|except|excluding|but|instead"
     r"|wrong|incorrect|false|unsure|unknown|guess(?:ing)?|if|unless)\b", re.IGNORECASE)
@@ -32,7 +34,7 @@ LEADS = re.compile(  # and behind these: '4 birds over the lake' is a count, 'ov
     r"\b(?:about|around|over|under|above|below|beyond|to|near|between|within|past|many as|few as|some|up)\s+"
     r"(?:(?:the|a|an|only|just)\s+)?[^\w\s]*$", re.IGNORECASE)
 DOUBTS = re.compile(  # with these a letter, a yes or a box is no answer, or is taken back
-    r"\w+n['’]t\b|\b(?:not|cannot|nor|neither|never|maybe|perhaps|possibly|probably|might|could|or|either|instead|except|unless"
+    r"(?<=\w)n['’]t\b|\b(?=[abcegimnopuw])(?:not|cannot|nor|neither|never|maybe|perhaps|possibly|probably|might|could|or|either|instead|except|unless"
     r"|wrong|incorrect|unsure|unknown|unclear|guess(?:ing)?|alternatively|otherwise|both|wait|actually)\b", re.IGNORECASE)
 
 

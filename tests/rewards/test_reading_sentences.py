@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 
 import pytest
@@ -12,7 +13,11 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame
 from mmrl.registry import task_from_spec
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.reading import Unread
+from rewards.format_rules import make_format_rule
+from rewards.gui import parse_point
+from rewards.gui_actions import parse_action
+from rewards.parsing import json_once, load_json
+from rewards.reading import Unread, words
 from rewards.reading.blocks import blocks, json_block
 from rewards.reading.calls import call_place, one_call
 from rewards.reading.choices import one_letter, yes_or_no
@@ -364,3 +369,20 @@ def test_hostile_texts_take_no_time(text: str) -> None:
         with contextlib.suppress(Unread):
             reader(text)
         assert time.thread_time() - began < 0.1
+
+
+@pytest.mark.parametrize("pattern", [words.HEDGES, words.DOUBTS], ids=["hedges", "doubts"])
+def test_every_hedge_is_found_by_its_first_letter(pattern: re.Pattern[str]) -> None:
+    """The search looks at first letters before it compares words: one that is not among them would never be found."""
+    inner = pattern.pattern.rpartition("(?:not|")[2].removesuffix(r")\b")
+    known = ["not", *re.sub(r"\(\?:[^)]*\)\?|\w\?", "", inner).split("|")]  # without endings that a word may have
+    assert len(known) > 25 and not [word for word in known if not pattern.search(f"I say {word} this")]
+    assert all(pattern.search(f"it is{end} so") for end in ("n't", "n’t", "N'T")) and not pattern.search("n't")
+
+
+def test_a_value_is_read_once_for_its_content_and_its_form() -> None:
+    text, form = "[{'action': 'click', 'point': [3, 4], 'input_text': 'no input text'}]", make_format_rule("gui_r1", "think")
+    json_once.cache_clear()
+    assert parse_point(text).point == (3, 4) and form(f"<think>x</think><answer>{text}</answer>") == 1
+    assert (json_once.cache_info().misses, json_once.cache_info().hits) == (1, 1)
+    assert parse_action(text, "mobile").action is not None and json_once(text) == load_json(text), "nobody changed what is shared"
