@@ -13,12 +13,9 @@ Protocol: one JSON object per line. To the process {"id", "args"}; back {"id", "
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib
 import json
 import os
-import select
-import subprocess
 import sys
 import threading
 import time
@@ -28,18 +25,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmrl.errors import ConfigError, RewardError
+from mmrl.workers.process import ChildError
+from mmrl.workers.program import Program
 
 __all__ = ["PoolStats", "Verdict", "VerifierPool"]
 
 MEMORY_BYTES = 4 << 30
 """Address space a verifier may use; beyond it gets a MemoryError, which is a recorded 'verifier_error'."""
+MOST_BYTES = 64 << 20
+"""Bytes of one answer, as JSON; a longer one is a recorded 'verifier_crash'."""
 START_TIMEOUT_S = 60.0
 MAX_FAILURES_IN_A_ROW = 20
 """Timeouts and crashes without one answer between them after which the pool asks its probe before it goes on."""
 PROBE_TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Between two probes that fail: the pause doubles from the first to the longest; calls within it raise at once."""
-_CHUNK = 65_536
 _ROOT = str(Path(__file__).resolve().parents[1])
 
 
@@ -60,92 +60,47 @@ class PoolStats(NamedTuple):
     restarts: int = 0
 
 
-class _Late(Exception):
-    """The deadline passed."""
-
-
-class _Gone(Exception):
-    """The process died or closed its pipe."""
-
-
-class _Process:
-    """One interpreter and its two pipes; used by one thread at a time."""
+class _Process(Program):
+    """One interpreter; used by one thread at a time."""
 
     def __init__(self, target: str) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(
-            [_ROOT, *filter(None, [os.environ.get("PYTHONPATH", "")])])}
-        self.popen = subprocess.Popen([sys.executable, "-m", "rewards.verifier_pool", target], cwd=_ROOT, env=environment,
-                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        assert self.popen.stdin is not None and self.popen.stdout is not None
-        self.to, self.back = self.popen.stdin.fileno(), self.popen.stdout.fileno()
-        os.set_blocking(self.to, False)
-        self.rest, self.ready, self.number = b"", False, 0
+        path = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH", "")])])
+        super().__init__([sys.executable, "-m", "rewards.verifier_pool", target], f"verifier {target}", cwd=_ROOT, errors=False,
+                         environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": path})
+        self.ready, self.number = False, 0
 
     def wait_ready(self, target: str) -> None:
         """Raises RewardError when the verifier cannot be imported or takes too long."""
         if self.ready:
             return
+        self.begin(START_TIMEOUT_S)
         try:
-            answer = self.read_line(time.monotonic() + START_TIMEOUT_S)
-        except (_Late, _Gone) as error:
-            found = "no sign of life" if isinstance(error, _Late) else "the process ended"
+            answer = self._answer()
+        except ChildError as error:
+            found = "no sign of life" if error.death.cause == "timeout" else "the process ended"
             answer = {"failed": found}
         if not answer.get("ready"):
             raise RewardError(f"expected the verifier {target} to start within {START_TIMEOUT_S:g} s, found: "
                               f"{answer.get('failed')}; run `{sys.executable} -m rewards.verifier_pool {target}` to see why")
         self.ready = True
 
-    def ask(self, args: tuple[Any, ...], deadline: float) -> dict[str, Any]:
+    def ask(self, args: tuple[Any, ...], limit_s: float) -> dict[str, Any]:
+        """Raises ChildError."""
         self.number += 1
-        self.write(json.dumps({"id": self.number, "args": args}).encode() + b"\n", deadline)
-        answer = self.read_line(deadline)
+        self.begin(limit_s)
+        self.write(json.dumps({"id": self.number, "args": args}).encode() + b"\n")
+        answer = self._answer()
         if answer.get("id") != self.number:
-            raise _Gone  # out of step: never trust it again
+            raise self.error("message", "answered another question")  # out of step: never trust it again
         return answer
 
-    def write(self, data: bytes, deadline: float) -> None:
-        poll = select.poll()
-        poll.register(self.to, select.POLLOUT)
-        while data:
-            self._await(poll, deadline)
-            try:
-                data = data[os.write(self.to, data[:_CHUNK]):]
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise _Gone from error
-
-    def read_line(self, deadline: float) -> dict[str, Any]:
-        poll = select.poll()
-        poll.register(self.back, select.POLLIN)
-        while b"\n" not in self.rest:
-            self._await(poll, deadline)
-            chunk = os.read(self.back, _CHUNK)
-            if not chunk:
-                raise _Gone
-            self.rest += chunk
-        line, _, self.rest = self.rest.partition(b"\n")
-        answer = json.loads(line)
+    def _answer(self) -> dict[str, Any]:
+        line = self.read_line(MOST_BYTES)
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self.error("message", f"answered with what is no JSON: {error}") from error
         return answer if isinstance(answer, dict) else {}
-
-    @staticmethod
-    def _await(poll: select.poll, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            raise _Late
-
-    def kill(self) -> None:
-        """End the process and close the pipes; waits for it, so that no zombie stays."""
-        self.popen.kill()
-        self.popen.wait()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close this process's ends of the pipes only: after a fork the parent still uses the other process."""
-        for pipe in (self.popen.stdin, self.popen.stdout):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
 
 
 class VerifierPool:
@@ -217,9 +172,9 @@ class VerifierPool:
             try:
                 process.wait_ready(self.target)
                 if self.probe is not None:
-                    process.ask(self.probe, time.monotonic() + max(self.deadline_s, PROBE_TIMEOUT_S))
+                    process.ask(self.probe, max(self.deadline_s, PROBE_TIMEOUT_S))
                 self._failures, self._pause_s, works = 0, FIRST_PAUSE_S, True
-            except (_Late, _Gone, ValueError):
+            except ChildError:
                 self._pause()
             except RewardError:
                 self._pause()
@@ -240,7 +195,7 @@ class VerifierPool:
         with self._lock:
             while self._idle:
                 process = self._idle.pop()
-                if process.popen.poll() is None:
+                if process.alive:
                     break
                 process.kill()  # it ended while idle: no question is to blame
                 self.counts["restarts"] += 1
@@ -252,11 +207,11 @@ class VerifierPool:
     def _ask(self, process: _Process, args: tuple[Any, ...]) -> Verdict:
         process.wait_ready(self.target)
         try:
-            answer = process.ask(args, time.monotonic() + self.deadline_s)
-        except _Late:
-            self._count("timeouts")
-            return Verdict(None, "verifier_timeout")
-        except (_Gone, ValueError):
+            answer = process.ask(args, self.deadline_s)
+        except ChildError as error:
+            if error.death.cause == "timeout":
+                self._count("timeouts")
+                return Verdict(None, "verifier_timeout")
             self._count("crashes")
             return Verdict(None, "verifier_crash")
         if "error" in answer:
@@ -283,7 +238,7 @@ class VerifierPool:
         with self._lock:
             processes, self._idle = [*self._idle, *self._busy], []
         for process in processes:
-            process.popen.kill()  # a thread that waits for a busy one notices and gives it back
+            process.stop()  # a thread that waits for a busy one notices and gives it back
         for process in processes:
             if process not in self._busy:
                 process.kill()

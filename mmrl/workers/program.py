@@ -16,6 +16,7 @@ import os
 import select
 import subprocess
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
@@ -27,7 +28,8 @@ __all__ = ["TAIL", "Program"]
 TAIL = 3000
 """Bytes of stderr that an error ends with."""
 _MOST_STDERR = 4 << 20  # of a program that writes on and on: more is forgotten by `trim`
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16  # of one reading: a larger buffer would be mapped and unmapped for every short answer
+_BLOCK = 1 << 20
 _SLICE_S = 1.0  # how often a silent program is asked whether it lives: what it started may hold its pipe open
 
 
@@ -136,11 +138,10 @@ class Program(Child):
         assert self.process.stdin is not None
         descriptor, left = self.process.stdin.fileno(), memoryview(data)
         while left:
-            self._await(descriptor, select.POLLOUT)
             try:
-                left = left[os.write(descriptor, left[:_CHUNK]):]
+                left = left[os.write(descriptor, left[:_BLOCK]):]
             except BlockingIOError:
-                continue
+                self._await(descriptor, select.POLLOUT)
             except OSError as error:
                 raise self._closed("stdin") from error
 
@@ -184,7 +185,7 @@ class Program(Child):
         """Read up to `count` more bytes into `held`; False at the end."""
         assert self.process.stdout is not None
         self._await(self.process.stdout.fileno(), select.POLLIN)
-        part = os.read(self.process.stdout.fileno(), min(_CHUNK, count))
+        part = os.read(self.process.stdout.fileno(), min(_BLOCK, count))
         self.held += part
         return bool(part)
 
@@ -192,13 +193,10 @@ class Program(Child):
         """Until the pipe is ready. Raises ChildError when the time is over or the program is no longer there."""
         poller = select.poll()
         poller.register(descriptor, event)
-        while True:
-            alive = self.alive  # looked at before the pipe: what it wrote before it ended is there
-            left = patience([self.deadline], _SLICE_S if alive else 0.0)
-            assert left is not None
-            if poller.poll(1000 * left):
-                return
-            if not alive:
+        while not poller.poll(1000 * max(0.0, min(_SLICE_S, self.deadline - time.monotonic()))):
+            if not self.alive:
+                if poller.poll(0):  # what it wrote before it ended is there
+                    return
                 raise self.error()
             if self.late:
                 raise self.error("timeout", f"gave no answer within {self.limit_s:g} s")

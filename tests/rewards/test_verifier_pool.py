@@ -38,6 +38,12 @@ def act(what, value=None):
         sys.stdout.flush()
     if what == "set":
         return {1, 2}
+    if what == "write":
+        for pipe in range(3, 16):
+            try:
+                os.write(pipe, value.encode("latin-1"))
+            except OSError:
+                pass
     if what == "big":
         return "x" * value
     return [os.getpid(), value]
@@ -121,6 +127,26 @@ def test_prints_and_large_texts_pass(target: str) -> None:
         assert pool.call("print", 4).value[1] == 4, "what a verifier prints is not taken for an answer"
         assert pool.call("echo", "y" * 1_000_000).value[1] == "y" * 1_000_000
         assert len(pool.call("big", 1_000_000).value) == 1_000_000
+
+
+def test_an_answer_without_end_is_cut_off_and_the_next_question_is_answered(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything up to the deadline was taken into memory: a gigabyte in two seconds."""
+    monkeypatch.setattr(verifier_pool, "MOST_BYTES", 2_000_000)
+    with VerifierPool(target, deadline_s=20) as pool:
+        first = pool.call("echo").value[0]
+        assert pool.call("big", 1_900_000).reason is None
+        assert pool.call("big", 8_000_000) == (None, "verifier_crash")
+        assert _gone(first) and pool.call("echo", 7).value[1] == 7
+        assert pool.stats == (4, 0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000 + "\n", "\xff\n", "{\n", '{"id": 7, "value": 1}\n'],
+                         ids=["deep", "bytes", "half", "other"])
+def test_what_is_no_answer_is_a_crash(target: str, line: str) -> None:
+    """A verifier may write where its answers go: RecursionError of JSON that is too deep went to whoever asked."""
+    with VerifierPool(target, deadline_s=20) as pool:
+        assert pool.call("write", line) == (None, "verifier_crash")
+        assert pool.call("echo", 8).value[1] == 8
 
 
 def test_threads_share_the_processes(target: str) -> None:
