@@ -30,6 +30,10 @@ REPOSITORIES: Mapping[str, tuple[str, str]] = {
     "VideoMMMU": ("EvolvingLMMs-Lab/VideoMMMU", "88b4ac3e07326eaabda3a4afe8e7f30dd02bc143"),
     "Video-MME": ("BradyFU/Video-MME", "4e7566d36f63121fc72f040654d6f38f83f30125"),
     "lmms-eval": ("EvolvingLMMs-Lab/lmms-eval", "75571cfe0fa36ca5ec2e6aa2bb268f9d38295af3"),
+    "OVDEval": ("om-ai-lab/OVDEval", "2ba0aa95bf71988207599d7b78cf0005ea6c9e19"),
+    "lvis-api": ("lvis-dataset/lvis-api", "7d7f07def11da91f8b2710ce352c62a78fd5a7ad"),
+    "Fox": ("ucaslcl/Fox", "82f720ce7a00c422f1afead18f2a3cc791dc3f14"),
+    "molmo": ("allenai/molmo", "793fa387edfd6fd0f5b21eb8e0a7620a1f3799e1"),
     "SeeClick": ("njucckevin/SeeClick", "0ef37ac4d7aaf37ba7b990e3e3c3ca77e1fb8f93"),
 }
 """Folder -> (repository, commit) that the recorded verdicts come from."""

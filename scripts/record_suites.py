@@ -15,10 +15,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from scripts import _suite_clips, _suite_programs, _suite_rows
+from scripts import _suite_boxes, _suite_clips, _suite_programs, _suite_rows
 from scripts._extractor_runs import REPOSITORIES
 from scripts._peer_code import quiet
 
@@ -69,12 +70,19 @@ RUNS: tuple[Golden, ...] = (
            _suite_clips.mlvu, "main, with the reply in the place left for a model."),
     Golden("mlvu_test", "MLVU", ("evaluation/multiple_choice_evaluation/choice_bench.py",), _suite_clips.mlvu_test_rows,
            _suite_clips.mlvu, "main of the dev set's script on the test set's tasks: those answers are scored by a server."),
+    Golden("coco", "pycocotools", ("pycocotools/cocoeval.py",), _suite_boxes.coco_rows, _suite_boxes.coco,
+           "COCO(annotations).loadRes(results), COCOeval. `results` is the results file, `value` counts a picture's boxes in it."),
+    Golden("lvis", "lvis-api", ("lvis/lvis.py", "lvis/results.py", "lvis/eval.py"), _suite_boxes.lvis_rows, _suite_boxes.lvis,
+           "LVISEval(annotations, results, 'bbox').run(), with numpy.float for the numpy of its time. `results` without the "
+           "categories that it ignores in a picture."),
+    Golden("ovdeval", "OVDEval", ("eval.py",), _suite_boxes.ovdeval_rows, _suite_boxes.ovdeval,
+           "The script, whole, subset by subset. Annotation ids begin at 1: pycocotools never matches the id 0 of the release."),
 )
 
 
 def record(run: Golden, code: Path) -> dict[str, Any]:
     """The fixture of one suite."""
-    repository, commit = REPOSITORIES[run.folder]
+    repository, commit = REPOSITORIES.get(run.folder) or (f"package {run.folder}", version(run.folder))
     cases = run.rows()
     with quiet():
         official = run.run(code / run.folder, cases)

@@ -38,6 +38,13 @@ def _limited(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [dict(results[i]) for i in sorted(kept)]
 
 
+def _seen(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Truth and results that the official scorer looks at: only what has an area above 0 (lvis/lvis.py, get_ann_ids), so that a
+    line is no false positive. The boxes that count are chosen before that."""
+    annotations = [one for one in truth["annotations"] if one["area"] > 0]
+    return {**truth, "annotations": annotations}, [one for one in _limited(results) if one["bbox"][2] * one["bbox"][3] > 0]
+
+
 def lvis_ap(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """AP, AP50, AP75, APs, APm, APl, APr, APc, APf and AR300; those without truth to count are left out.
 
@@ -50,8 +57,9 @@ def lvis_ap(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> d
         if category.get("frequency") not in ("r", "c", "f"):
             raise DataError(f"expected frequency 'r', 'c' or 'f' for LVIS category {category.get('name')!r}, found "
                             f"{category.get('frequency')!r}; read the file with format lvis")
+    truth, results = _seen(truth, results)
     gold = COCO(copy.deepcopy(dict(truth)))
-    evaluation = COCOeval_faster(gold, gold.loadRes(copy.deepcopy(_limited(results))), "bbox", lvis_style=True)
+    evaluation = COCOeval_faster(gold, gold.loadRes(copy.deepcopy(list(results))), "bbox", lvis_style=True)
     evaluation.params.maxDets = [MAX_DETECTIONS]
     evaluation.run()
     found = evaluation.stats_as_dict

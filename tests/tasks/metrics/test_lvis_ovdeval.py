@@ -185,6 +185,19 @@ def test_the_first_300_boxes_of_a_picture_count() -> None:
     assert lvis_ap(inside.truth(), [])["AP"] == 0
 
 
+def test_a_box_without_area_is_no_false_positive_but_takes_one_of_the_300_places() -> None:
+    """lvis-api drops it when it loads the boxes, which is after the limit; so it does with a truth without area."""
+    truth = {"images": [{"id": 1, "neg_category_ids": [], "not_exhaustive_category_ids": []}],
+             "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 10, 10], "area": 100, "iscrowd": 0}],
+             "categories": [{"id": 1, "name": "a", "frequency": "f"}]}
+    right, line = ({"image_id": 1, "category_id": 1, "bbox": [0, 0, 10, height], "score": 1.0} for height in (10, 0))
+    backwards = {**line, "bbox": [10, 0, -10, 10]}
+    assert lvis_ap(truth, [line, backwards, right])["AP"] == 1 and lvis_ap(truth, [line])["AP"] == 0
+    assert lvis_ap(truth, [line] * MAX_DETECTIONS + [right])["AP"] == 0
+    flat = {"id": 2, "image_id": 1, "category_id": 1, "bbox": [50, 50, 10, 0], "area": 0, "iscrowd": 0}
+    assert lvis_ap({**truth, "annotations": [*truth["annotations"], flat]}, [right])["AP"] == 1
+
+
 def test_categories_without_frequency_are_refused() -> None:
     truth = gather([one([("dog", A)], [])]).truth()
     for category in truth["categories"]:
