@@ -12,7 +12,6 @@ import abc
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from robotics.worker import MEMORY_EXIT, Answer, Area, Command
+from mmrl.workers.program import Program
+from mmrl.workers.spawned import MessageError, read_message
+from robotics.worker import Answer, Area, Command
 
 __all__ = ["ONE_THREAD", "LocalWorkers", "Pending", "WorkerHandle", "WorkerProcess", "Workers", "memory_fd"]
 
@@ -33,8 +34,8 @@ ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
                                      "VECLIB_MAXIMUM_THREADS")}
 """Set before the worker imports anything: with more threads, workers and trainer slow each other down many times."""
 
-_TAIL = 3000  # characters of stderr in an error
-_STDERR_LIMIT = 4 << 20
+_MOST_BYTES = 64 << 20  # of one answer; pictures are not in it
+_ENDING_S = 1.0  # for one whose pipe is closed to have a status
 _STACK_S = 0.5  # for a hanging worker to write where it hangs
 
 
@@ -141,20 +142,17 @@ class WorkerProcess(WorkerHandle):
     def __init__(self, worker: int, areas: Mapping[int, Area], *, hard_gib: float, environment: Mapping[str, str],
                  path: Sequence[str] | None = None) -> None:
         super().__init__(worker)
-        self.areas = areas
+        self.areas, self._broken = areas, ""
         self.connection, child = Pipe()
-        self.stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (lives as long as the process)
         fds = {slot: area.fd for slot, area in areas.items()}
         plan = {"parent": os.getpid(), "areas": fds, "hard_gib": hard_gib}
         code = (f"import sys; sys.path[:] = {list(sys.path if path is None else path)!r}; from robotics.worker import main; "
                 f"main({child.fileno()}, {plan!r})")
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.stderr,
-                pass_fds=[child.fileno(), *fds.values()], env={**os.environ, **ONE_THREAD, **environment})
+            self.program = Program([sys.executable, "-c", code], "simulator worker", talk=False,
+                                   passed=[child.fileno(), *fds.values()], environment={**ONE_THREAD, **environment})
         except BaseException:
             self.connection.close()
-            self.stderr.close()
             raise
         finally:
             child.close()
@@ -163,7 +161,7 @@ class WorkerProcess(WorkerHandle):
     @property
     def pid(self) -> int:
         """Process id."""
-        return self.process.pid
+        return self.program.pid
 
     def post(self, command: Command) -> None:
         """See WorkerHandle.post."""
@@ -176,7 +174,11 @@ class WorkerProcess(WorkerHandle):
 
     def receive(self) -> float | Answer:
         """See WorkerHandle.receive."""
-        return self.connection.recv()
+        try:
+            return read_message(self.connection, _MOST_BYTES)
+        except MessageError as error:  # a library of a simulator wrote into our pipe
+            self._broken = str(error)
+            raise EOFError from error
 
     def pictures(self, slot: int, count: int, side: int) -> list[np.ndarray]:
         """See WorkerHandle.pictures."""
@@ -184,49 +186,25 @@ class WorkerProcess(WorkerHandle):
 
     def stack(self) -> str:
         """See WorkerHandle.stack."""
-        before = self._stderr_size()
+        before = self.program.stderr_size
         with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGUSR1)
+            self.program.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACK_S
-        while self._stderr_size() == before and time.monotonic() < deadline:
+        while self.program.stderr_size == before and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.02)  # the rest of the text
-        return self.tail()
-
-    def _stderr_size(self) -> int:
-        return os.fstat(self.stderr.fileno()).st_size
-
-    def tail(self) -> str:
-        """The end of what it wrote to stderr."""
-        size = self._stderr_size()
-        return os.pread(self.stderr.fileno(), _TAIL, max(0, size - _TAIL)).decode("utf-8", "replace").strip()
+        return self.program.tail()
 
     def trim(self) -> None:
         """Forget a long stderr: simulators that warn in every step would fill the disk."""
-        if self._stderr_size() > _STDERR_LIMIT:
-            os.ftruncate(self.stderr.fileno(), 0)
+        self.program.trim()
 
     def ended(self) -> tuple[str, bool]:
         """See WorkerHandle.ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1.0)
-        running = self.process.poll() is None
-        self.process.kill()
-        status = self.process.wait()
-        if running:
-            how = "closed its pipe"
-        elif status < 0:
-            with contextlib.suppress(ValueError):
-                how = f"was killed by {signal.Signals(-status).name}"
-                return self._with_tail(how), False
-            how = f"was killed by signal {-status}"
-        else:
-            how = f"exited with status {status}"
-        return self._with_tail(how), status == MEMORY_EXIT
-
-    def _with_tail(self, how: str) -> str:
-        tail = self.tail()
-        return f"the worker process {how}" + (f"; the end of its stderr:\n{tail}" if tail else "")
+        death = self.program.death(0.0 if self._broken else _ENDING_S)
+        self.program.stop()
+        how = f"the worker process {self._broken or death.how}"
+        return how + (f"; the end of its stderr:\n{death.tail}" if death.tail else ""), death.cause == "memory"
 
     def ask_to_end(self) -> None:
         """See WorkerHandle.ask_to_end."""
@@ -238,14 +216,8 @@ class WorkerProcess(WorkerHandle):
         if self.closed:
             return
         self.closed = True
-        if patience_s > 0:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(patience_s)
-        self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel ends when the kernel lets it
-            self.process.wait(5.0)
+        self.program.close(patience_s)
         self.connection.close()
-        self.stderr.close()
 
 
 class LocalWorkers(Workers):

@@ -10,9 +10,7 @@ stderr, and the actor outlives it. Without torch, as the worker itself.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -118,9 +116,8 @@ class _Relay:
     def end(self, patience_s: float) -> None:
         if patience_s > 0:
             self.process.ask_to_end()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.process.wait(patience_s)
-        self.process.process.kill()
+            self.process.program.wait(patience_s)
+        self.process.program.stop()
         self.thread.shutdown(wait=True)  # who waits for an answer meets the end of the pipe
         self.process.close()
         for area in self.process.areas.values():

@@ -28,6 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl.errors import DataError, MMRLError
+from mmrl.workers.process import MEMORY_EXIT
 from robotics.contract import (
     ActionError,
     ActionSpace,
@@ -40,9 +41,8 @@ from robotics.contract import (
     run_chunk,
 )
 
-__all__ = ["MEMORY_EXIT", "Answer", "Area", "Command", "Facts", "WorkerPlan", "main", "resident_gib"]
+__all__ = ["Answer", "Area", "Command", "Facts", "WorkerPlan", "main", "resident_gib"]
 
-MEMORY_EXIT = 78  # exit status of a worker that passed its memory limit in the middle of an episode
 _WATCH_S = 0.25
 _TEXT = 6000  # characters of a traceback that travel
 

@@ -1,7 +1,10 @@
 """Simulators that misbehave, for tests; imported by the workers by name."""
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
+import struct
 
 import numpy as np
 
@@ -22,5 +25,29 @@ class SometimesCrashing(TinySimulator):
     def step(self, action_A: np.ndarray) -> StepResult:
         self.taken += 1
         if SometimesCrashing.played % 7 == 3 and self.taken == 1:
+            os._exit(3)
+        return super().step(action_A)
+
+
+class Babbling(TinySimulator):
+    """Writes rubbish into its worker's pipe in its second control step, as a library that overwrites descriptors may."""
+
+    def step(self, action_A: np.ndarray) -> StepResult:
+        if self.steps == 1:
+            for number in range(3, 64):
+                with contextlib.suppress(OSError):
+                    if stat.S_ISSOCK(os.fstat(number).st_mode):
+                        os.write(number, struct.pack("!i", 4) + b"abcd")
+        return super().step(action_A)
+
+
+class Warned(TinySimulator):
+    """Writes five million bytes of warnings in its first control step, and in the third its last words."""
+
+    def step(self, action_A: np.ndarray) -> StepResult:
+        if self.steps == 0:
+            os.write(2, b"careful\n" * 625_000)
+        if self.steps == 2:
+            os.write(2, b"these are my last words\n")
             os._exit(3)
         return super().step(action_A)

@@ -26,7 +26,7 @@ from typing import Any
 
 from mmrl.workers.process import END_S, Child
 
-__all__ = ["MOST_BYTES", "MOST_OUTPUT", "START_S", "Worker"]
+__all__ = ["MOST_BYTES", "MOST_OUTPUT", "START_S", "MessageError", "Worker", "read_message"]
 
 MOST_OUTPUT = 1 << 20
 """Bytes that a worker may print, its restarts included."""
@@ -89,6 +89,27 @@ def _main(target: Callable[..., None], connection: Connection, progress: Any, ou
     threading.Thread(target=_leave_with_parent, daemon=True, name="parent-watch").start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone: so are we
         target(connection, progress, *args)
+
+
+class MessageError(Exception):
+    """What came through a pipe is no message of ours; the text goes on from 'the process'."""
+
+
+def read_message(connection: Connection, most: int) -> Any:
+    """The next object that came through a pipe, of at most so many bytes; waits for one. It is unpickled: our own code must have
+    sent it. Raises EOFError and OSError when the other end is gone, MessageError."""
+    try:
+        data = connection.recv_bytes(most)
+    except OSError as error:
+        if str(error) == "bad message length":  # multiprocessing's words, and all it says
+            raise MessageError(f"sent a message of more than {most:,} bytes") from error
+        raise
+    except MemoryError as error:
+        raise MessageError("sent a message that memory does not hold") from error
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # whatever a class does when it is read
+        raise MessageError(f"sent a message that cannot be read: {type(error).__name__}: {error}") from error
 
 
 class Worker(Child):
@@ -194,14 +215,8 @@ class Worker(Child):
         """Its next message; waits for one. Raises ChildError when it has ended (whose status is awaited for `patience_s`), or
         sent what is too long or cannot be read."""
         try:
-            data = self.connection.recv_bytes(self.most)
+            return read_message(self.connection, self.most)
         except (EOFError, OSError) as error:
-            if str(error) == "bad message length":  # multiprocessing's words, and all it says
-                raise self.error("message", f"sent a message of more than {self.most:,} bytes") from error
             raise self.error(patience_s=patience_s) from error
-        except MemoryError as error:
-            raise self.error("message", "sent a message that memory does not hold") from error
-        try:
-            return pickle.loads(data)
-        except Exception as error:  # whatever a class does when it is read
-            raise self.error("message", f"sent a message that cannot be read: {type(error).__name__}: {error}") from error
+        except MessageError as error:
+            raise self.error("message", str(error)) from error

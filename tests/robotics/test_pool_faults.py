@@ -41,6 +41,29 @@ def test_a_hang_is_ended_and_says_where(fault: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_simulator_that_writes_into_the_pipe_of_its_worker_costs_its_episode() -> None:
+    """What came could not be unpickled, which ended the run."""
+    with EnvPool(2, 1) as pool:
+        found = play(pool, {0: (EnvSpec("tests.robot_faults:Babbling", "push", 12, 32), STATES[0])})
+        error = str(found[0][1])
+        assert "the worker process sent a message that cannot be read" in error
+        assert pool.stats().error_causes == {"crash": 1} and adds_up(pool)
+        assert equal(play(pool, {0: (PUSH, STATES[0])})[0][0], direct(PUSH, STATES[0]))
+
+
+@pytest.mark.slow
+def test_the_last_words_of_a_simulator_that_warned_much_are_told() -> None:
+    """A stderr that had been cut was a hole of zeros with the words behind it, and was cut again after every answer."""
+    with EnvPool(1, 1) as pool:
+        pool.reset(0, EnvSpec("tests.robot_faults:Warned", "push", 12, 32), STATES[0])
+        one(pool)
+        for steps in (2, 1):
+            pool.step(0, np.zeros((steps, 2)))
+            reply = one(pool)
+        assert str(reply.error) == "the worker process exited with status 3; the end of its stderr:\nthese are my last words"
+
+
+@pytest.mark.slow
 def test_a_busy_parent_is_no_hang() -> None:
     """Time limits count the worker's work only: not the queue in the worker, nor a parent that does something else."""
     spec = EnvSpec("tiny", "push", 12, 32, options={"reset_s": 0.7})
