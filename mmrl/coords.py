@@ -38,9 +38,12 @@ def _frame(frame: CoordFrame | str) -> CoordFrame:
 
 
 def _scale(values: Sequence[float], sx: float, sy: float) -> tuple[float, ...]:
-    if len(values) == 4:  # most are boxes, and every reward with boxes comes here
+    if len(values) == 4:  # most are boxes or points, and every reward with either comes here
         x1, y1, x2, y2 = values
         return float(x1) * sx, float(y1) * sy, float(x2) * sx, float(y2) * sy
+    if len(values) == 2:
+        x1, y1 = values
+        return float(x1) * sx, float(y1) * sy
     if len(values) % 2:
         raise ValueError(f"expected x, y pairs, found {len(values)} numbers: {list(values)}")
     return tuple(float(v) * (sy if i % 2 else sx) for i, v in enumerate(values))

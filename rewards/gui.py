@@ -76,7 +76,10 @@ def place_of(value: Any) -> PointParse:
             return _no("not_a_point")
         if not value:
             return _no("no_point")
-        if all(type(v) in (int, float) for v in value):
+        for v in value:
+            if type(v) is not int and type(v) is not float:
+                break
+        else:
             return _from_numbers(value)
         if len(value) > 1:
             several = all(isinstance(item, (list, dict)) for item in value)
@@ -88,8 +91,9 @@ def place_of(value: Any) -> PointParse:
 def _from_numbers(numbers: list[Any]) -> PointParse:
     if len(numbers) not in (2, 4):
         return _no("wrong_count")
-    if not all(-MAX_COORDINATE <= v <= MAX_COORDINATE for v in numbers):  # False for inf and huge integers
-        return _no("out_of_range")
+    for v in numbers:
+        if not -MAX_COORDINATE <= v <= MAX_COORDINATE:  # inf and huge integers, too
+            return _no("out_of_range")
     if len(numbers) == 2:
         return PointParse((float(numbers[0]), float(numbers[1])))
     box = (float(numbers[0]), float(numbers[1]), float(numbers[2]), float(numbers[3]))
