@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from rewards.parsing import MAX_COORDINATE, Box, load_json, number_list, strip_fence
+from rewards.reading.scanner import CLOSING, marks
 
 __all__ = [
     "LabelledBox", "MAX_OBJECTS", "MAX_OBJECT_CHARS", "ObjectError", "ObjectParse", "PointParse", "label_of",
@@ -135,26 +136,14 @@ def _labelled(item: Any, label: str | None) -> LabelledBox:
 
 def _whole_items(text: str) -> Iterator[str]:
     """The complete {...} and [...] elements of a list that lost its end, in one pass over the characters."""
-    depth, start, quote, escaped = 0, 0, "", False
-    for place, char in enumerate(text):
-        if quote:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == quote:
-                quote = ""
-        elif char in "\"'":
-            quote = char
-        elif char in "[{(":
-            depth += 1
-            start = place if depth == 2 else start
-        elif char in "]})":
-            depth -= 1
-            if depth == 1:
-                yield text[start:place + 1]
-            if depth <= 0:
-                return
+    start = 0
+    for place, char, depth in marks(text):
+        if not depth:
+            return
+        if depth == 2 and char in CLOSING:
+            start = place
+        elif depth == 1 and char != "," and place:
+            yield text[start:place + 1]
 
 
 def _kept(text: str) -> list[Any]:

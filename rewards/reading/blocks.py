@@ -10,40 +10,26 @@ from __future__ import annotations
 
 import re
 
+from rewards.reading.scanner import marks
 from rewards.reading.words import DOUBTS, Unread
 
 __all__ = ["blocks", "json_block"]
 
 MOST_CHARS = 40_000
 _FENCED = re.compile(r"```(?:[A-Za-z][\w+#.-]*[ \t]*\r?\n|(?:json|JSON|python)\b)?((?:[^`]|`(?!``))*)```")
-_PAIR = {"[": "]", "{": "}"}
 
 
 def blocks(text: str) -> list[tuple[int, int]]:
-    """(start, end) of the outermost [...] and {...} of a text, quotes inside them respected; an unclosed one is left out."""
+    """(start, end) of the outermost [...] and {...} of a text, strings inside them respected; an unclosed one is left out."""
     if "[" not in text and "{" not in text:
         return []
     found: list[tuple[int, int]] = []
-    stack: list[str] = []
-    start, quote, escaped = 0, "", False
-    for place, char in enumerate(text):
-        if quote:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == quote:
-                quote = ""
-        elif stack and char == '"':
-            quote = char
-        elif char in _PAIR:
-            if not stack:
-                start = place
-            stack.append(_PAIR[char])
-        elif stack and char == stack[-1]:
-            stack.pop()
-            if not stack:
-                found.append((start, place + 1))
+    start = 0
+    for place, char, depth in marks(text, "[{"):
+        if not depth:
+            found.append((start, place + 1))
+        elif depth == 1 and char in "[{":
+            start = place
     return found
 
 

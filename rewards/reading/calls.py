@@ -21,6 +21,7 @@ from typing import Any
 from rewards.parsing import load_json
 from rewards.reading.blocks import blocks, json_block
 from rewards.reading.places import one_place, strip_box_tokens
+from rewards.reading.scanner import marks
 from rewards.reading.words import Unread
 
 __all__ = ["call_place", "one_call"]
@@ -66,27 +67,13 @@ _BUTTONS = {"back": "press_back", "home": "press_home", "menu": "press_recent", 
 
 def _arguments(text: str) -> tuple[list[str], str] | None:
     """The arguments of a call whose bracket was opened before `text`, cut at its commas, and what follows; None for no end."""
-    parts, depth, quote, escaped, start = [], 1, "", False, 0
-    for place, char in enumerate(text):
-        if quote:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == quote and text[place + 1:place + 2].strip() in ("", ",", ")", "]", "}"):
-                quote = ""  # an apostrophe inside a text is no end of it
-        elif char in "'\"":
-            quote = char
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-            if not depth:
-                parts.append(text[start:place])
-                return [part.strip() for part in parts if part.strip()], text[place + 1:]
-        elif char == "," and depth == 1:
-            parts.append(text[start:place])
+    parts, start = [], 0
+    for place, char, depth in marks(text, inside=")"):
+        if not depth or (depth == 1 and char == ","):
+            parts.append(text[start:place].strip())
             start = place + 1
+        if not depth:
+            return [part for part in parts if part], text[start:]
     return None
 
 
