@@ -15,13 +15,7 @@ Legend: B observations, K action steps of a chunk, A action dimensions, C contro
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 import shlex
-import signal
-import subprocess
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
@@ -29,16 +23,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mmrl.errors import ConfigError, MMRLError
+from mmrl.workers.process import END_S, ChildError
+from mmrl.workers.program import Program
 from robotics.contract import ActionError, Observation
 from robotics.openvla_server import FRAME, lengths, pack, unpack
 
 __all__ = ["ExternalChoice", "ExternalCodec", "ExternalPolicy", "ExternalSettings", "PolicyError", "PolicyFacts"]
 
 _PROTOCOL = 1
-_TAIL = 3000  # characters of stderr in an error
-_STDERR_LIMIT = 4 << 20
-_SLICE_S = 1.0  # how often a silent process is asked whether it lives
-_GRACE_S = 5.0  # for a process to end by itself
 _TRAINING = ("core", "evaluate", "prompt", "reference", "save", "trainable", "values")
 
 
@@ -131,17 +123,11 @@ class ExternalPolicy:
         self._number, self._broken = 0, ""
         if not self.command:
             raise ConfigError("external policy: expected a command, found an empty one")
-        self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115 (lives as long as the process)
         try:
-            self._process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-                                             start_new_session=True, bufsize=0, env={**os.environ, **(environment or {})})
+            self._program = Program(self.command, "external policy", environment=environment, group=True)
         except OSError as error:
-            self._stderr.close()
             raise ConfigError(f"external policy: expected a program that can be started, found {self.command[0]!r}: "
                               f"{error.strerror}") from error
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._in, False)
         try:
             header, _ = self._receive("hello", start_s)
             if header["kind"] == "error":
@@ -172,7 +158,7 @@ class ExternalPolicy:
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._process.pid
+        return self._program.pid
 
     @property
     def own_pictures(self) -> bool:
@@ -201,6 +187,7 @@ class ExternalPolicy:
         self._send({"kind": "act", "number": self._number, "greedy": greedy, "temperature": temperature,
                     "keys": [list(key) for key in keys], "instructions": [o.instruction for o in observations]}, arrays)
         header, found = self._receive("actions", self.act_s)
+        self._program.trim()
         if header["kind"] == "error":
             self._fail(f"it could not act: {header.get('message')}")
         if header["kind"] != "actions" or header.get("number") != self._number:
@@ -239,57 +226,37 @@ class ExternalPolicy:
     def _send(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
         if self._broken:
             raise PolicyError(self._broken)
-        message = memoryview(pack(header, arrays))
-        until = time.monotonic() + self.act_s
-        while message:
-            self._wait(self._in, True, until, "a reader of its stdin", self.act_s)
-            try:
-                message = message[os.write(self._in, message[:1 << 20]):]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                self._fail("it closed its stdin", ending=True)
+        self._program.begin(self.act_s)
+        try:
+            self._program.write(pack(header, arrays))
+        except ChildError as error:
+            self._lost(error, "a reader of its stdin")
 
     def _receive(self, wanted: str, limit_s: float) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        until = time.monotonic() + limit_s
-        frame = self._read(FRAME.size, until, wanted, limit_s)
+        self._program.begin(limit_s)
         try:
-            header, body = lengths(frame)
-            return unpack(self._read(header, until, wanted, limit_s), self._read(body, until, wanted, limit_s))
-        except ValueError as error:
+            header, body = lengths(self._program.read(FRAME.size))
+            return unpack(self._program.read(header), self._program.read(body))
+        except ChildError as error:
+            self._lost(error, wanted)
+        except (ValueError, RecursionError) as error:  # JSON that is too deep
             self._fail(f"{error} on its stdout, where only messages may stand: it must print to stderr")
 
-    def _read(self, count: int, until: float, wanted: str, limit_s: float) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
-            self._wait(self._out, False, until, wanted, limit_s)
-            part = os.read(self._out, min(1 << 20, count - len(parts)))
-            if not part:
-                found = f", found {bytes(parts)!r} and its end" if parts and len(parts) < 200 else ""
-                self._fail(f"expected {wanted} on its stdout{found}", ending=True)
-            parts += part
-        return bytes(parts)
+    def _lost(self, error: ChildError, wanted: str) -> NoReturn:
+        said, parts = error.death.said, bytes(self._program.held)
+        if error.death.cause == "timeout":
+            self._fail(f"expected {wanted} within {self._program.limit_s:g} s, found none")
+        if said == "closed its stdin":
+            self._fail(f"it {said}")
+        found = f", found {parts!r} and its end" if parts and len(parts) < 200 else ""
+        self._fail(f"expected {wanted} on its stdout{found}" if said else f"expected {wanted}")
 
-    def _wait(self, descriptor: int, write: bool, until: float, wanted: str, limit_s: float) -> None:
-        """Until the pipe is ready; fails when the time is over or the process is no longer there."""
-        poller = select.poll()
-        poller.register(descriptor, select.POLLOUT if write else select.POLLIN)
-        while True:
-            left = until - time.monotonic()
-            if poller.poll(1000 * max(0.0, min(left, _SLICE_S))):
-                return
-            if left <= 0:
-                self._fail(f"expected {wanted} within {limit_s:g} s, found none")
-            if self._process.poll() is not None:
-                self._fail(f"expected {wanted}")
-
-    def _fail(self, what: str, *, ending: bool = False) -> NoReturn:
-        """End the process; its next use fails with the same words. `ending`: it seems to end by itself, wait for its status."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S if ending else 0.0)
-        code = self._process.poll()
+    def _fail(self, what: str) -> NoReturn:
+        """End the process; its next use fails with the same words."""
+        death = self._program.death()
+        code = death.code
         ended = "it was ended" if code is None else f"it ended by signal {-code}" if code < 0 else f"it ended with status {code}"
-        self._kill()
+        self._program.stop()
         tail = self._tail()
         self._broken = (f"external policy ({shlex.join(self.command)}): {what}; {ended}; "
                         + (f"its stderr ends:\n{tail}" if tail else "nothing on its stderr"))
@@ -297,29 +264,16 @@ class ExternalPolicy:
         raise PolicyError(self._broken)
 
     def _tail(self) -> str:
-        size = os.fstat(self._stderr.fileno()).st_size
-        return os.pread(self._stderr.fileno(), _TAIL, max(0, size - _TAIL)).decode("utf-8", "replace").strip()
-
-    def _kill(self) -> None:
-        """End the process and everything it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        return self._program.tail()
 
     def close(self) -> None:
         """Ask it to end, then end it; may be called more than once."""
-        if self._stderr.closed:
+        if self._program.closed:
             return
         self._broken = self._broken or (f"external policy ({shlex.join(self.command)}): expected a running process, found a closed "
                                         "one")
-        assert self._process.stdin is not None and self._process.stdout is not None
-        if self._process.poll() is None:
-            with contextlib.suppress(OSError):
-                os.write(self._in, pack({"kind": "close"}))
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)
-        self._kill()
-        self._process.stdout.close()
-        self._stderr.close()
+        if self._program.alive:
+            self._program.begin(0.0)
+            with contextlib.suppress(ChildError):  # it does not read: the end of its stdin is told as well
+                self._program.write(pack({"kind": "close"}))
+        self._program.close(END_S)

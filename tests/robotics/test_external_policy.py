@@ -197,6 +197,13 @@ def test_a_process_that_does_not_start_well(fault: str, error: type[Exception], 
         ExternalPolicy([*REACH, "--fault", fault], start_s=1 if fault == "hello_hang" else 60)
 
 
+def test_a_header_too_deep_to_read_is_named() -> None:
+    """RecursionError went through to who asked, and the process ran on."""
+    code = "import struct, sys; sys.stdout.buffer.write(struct.pack('<4sIQ', b'MXP1', 200000, 0) + b'[' * 200000)"
+    with pytest.raises(PolicyError, match=r"recursion.* on its stdout, where only messages may stand"):
+        ExternalPolicy([sys.executable, "-c", code], start_s=60)
+
+
 def test_commands_that_start_nothing() -> None:
     with pytest.raises(ConfigError, match="expected a program that can be started, found 'envs/none/python': No such file"):
         ExternalPolicy("envs/none/python server.py")
