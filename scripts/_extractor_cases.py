@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["BOXES", "CHOICES", "MATHVISTA_NUMBERS", "NUMBERS", "OPEN", "OPTIONS", "POINTS", "YES_NO"]
+__all__ = ["BOXES", "CHOICES", "COUNTS", "MATHVISTA_NUMBERS", "NUMBERS", "OPEN", "OPTIONS", "POINTS", "YES_NO"]
 
 OPTIONS: Sequence[str] = ("a red cat", "the dog", "Both birds", "none of these")
 
@@ -52,6 +52,18 @@ NUMBERS: Sequence[str] = (
     "Answer: 4", "4.", "4. chairs", "99999999999999999999",
 )
 """Replies to a question whose answer is a number; truths 3, 3.2, 4 and 12."""
+
+COUNTS: Sequence[str] = (
+    "three", "Three.", "Twenty", "twenty-one", "zero", "None", "There are none.", "There are no cats.", "no cats", "4 cats",
+    "There are 4 cats.", "There are 4", "There are four", "The number of cats is 4.", "4 cats and 3",
+    "Counting the cats shows a total of 4.", "Counting the cats shows a total of 4 cats in all",
+    "a total of 3, or a total of 4 cats", "a total of 3 cats\na total of 4 cats", "cats\na total of 4 cats",
+    "A TOTAL OF 4 CATS", "a total of four cats", "4..", "4. .", "4 .", "04", "+4", "-4", "4.0", "4,", "(4)", "4\n", "\u0664",
+    "1_2", "12", "twelve", "20", "twenty", "3 4", "4 or 3", "1. one cat 2. two cats", "", ".", "..", "answer: 4",
+    '<points x1="10.0" y1="20.0" x2="30.0" y2="40.0" alt="cats">cats</points>', "1e1", "\uff14", "100", "0", "nil",
+    "10.5, 20.5 30.5, 40.5 a total of 2", "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", "99999999999999999999",
+)
+"""Replies to "How many cats are there?"; truths are 0 to 20 and 100."""
 
 OPEN: Sequence[tuple[str, Any]] = (
     ("12", "12"), ("12.0", "12"), ("12.004", "12"), ("12.006", "12"), ("1,200", "1200"), ("$1,200.50", "1200.5"), ("12 kg", "12"),

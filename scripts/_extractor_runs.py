@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts._extractor_cases import BOXES, CHOICES, MATHVISTA_NUMBERS, NUMBERS, OPEN, OPTIONS, POINTS, YES_NO
+from scripts._extractor_cases import BOXES, CHOICES, COUNTS, MATHVISTA_NUMBERS, NUMBERS, OPEN, OPTIONS, POINTS, YES_NO
 from scripts._peer_code import load
 
-__all__ = ["REPOSITORIES", "RUNS", "Run"]
+__all__ = ["COUNTED", "REPOSITORIES", "RUNS", "Run", "point_count_eval"]
 
 REPOSITORIES: Mapping[str, tuple[str, str]] = {
     "MMMU": ("MMMU-Benchmark/MMMU", "bb0b95a945998d91dfef37e969e07d49d1139438"),
@@ -243,6 +243,35 @@ def _points(folder: Path) -> Judge:
     return lambda case: read(case["text"])
 
 
+def point_count_eval(folder: Path) -> Callable[[Sequence[str], Sequence[int]], dict[str, float]]:
+    """Molmo's PointCountEval on replies and counts: its numbers. One process on the CPU stands for its ranks on GPUs."""
+    import numpy
+    import torch
+
+    one = types.SimpleNamespace(all_gather_into_tensor=lambda out, mine: out.copy_(mine))
+    space = load(folder / "olmo" / "eval" / "evaluators.py", classes=("PointCountEval",), Evaluator=object, MeanMetric=object)
+    space |= {"dist": one, "get_world_size": lambda: 1}
+    space["torch"] = types.SimpleNamespace(int32=torch.int32, device=lambda *_: torch.device("cpu"), tensor=torch.tensor,
+                                           zeros=torch.zeros, full=torch.full, cat=torch.cat)
+    space["mean_metric"] = lambda values: float(numpy.mean(values))
+    program = space["PointCountEval"]()
+
+    def numbers(replies: Sequence[str], counts: Sequence[int]) -> dict[str, float]:
+        speaker = types.SimpleNamespace(decode=lambda ids: replies[int(ids[0])])
+        said = {"predictions": [numpy.array([place]) for place in range(len(replies))], "prompts": None}
+        return dict(program([{"count": count} for count in counts], said, speaker))
+
+    return numbers
+
+
+COUNTED = (*range(21), 100)
+
+
+def _pixmo_count(folder: Path) -> Judge:
+    numbers = point_count_eval(folder)
+    return lambda case: [count for count in COUNTED if numbers([case["text"]], [count])["correct"]]
+
+
 _CHOICES = [{"text": text} for text in CHOICES]
 _OPEN = [{"text": text, "truth": truth} for text, truth in OPEN]
 _MMMU, _VIDEOMMMU = "mmmu/utils/eval_utils.py", "lmms_eval/tasks/videommmu/utils.py"
@@ -273,6 +302,8 @@ RUNS: tuple[Run, ...] = (
     Run("mathvista", "numeric", "MathVista", "evaluation/", _EVALS, _mathvista("free_form"),
         [{"text": text, "truth": truth, "params": params} for text, truth, params in MATHVISTA_NUMBERS],
         "quick_extract; the language model's stand-in gives the reply itself"),
+    Run("pixmo_count", "counting", "molmo", "olmo/eval/evaluators.py", ("PointCountEval",), _pixmo_count,
+        [{"text": text} for text in COUNTS]),
     Run("refcoco", "grounding", "lmms-eval", "lmms_eval/tasks/refcoco/utils_rec.py", ("parse_float_sequence_within",), _refcoco,
         [{"text": text} for text in BOXES]),
     Run("screenspot", "gui_grounding", "SeeClick", "pretrain/process_utils.py", ("extract_bbox", "pred_2_point"), _seeclick,

@@ -12,7 +12,7 @@ import random
 import re
 import tempfile
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from scripts._suite_rows import Case, choices
 from scripts._suite_texts import LETTERS, plain
 
 __all__ = ["longvideobench", "longvideobench_rows", "mlvu", "mlvu_rows", "mlvu_test_rows", "mvbench", "mvbench_rows", "tempcompass",
-           "tempcompass_rows", "videomme", "videomme_rows", "videommmu", "videommmu_rows", "yes_no", "yes_no_rows"]
+           "tempcompass_judged", "tempcompass_rows",
+           "videomme", "videomme_rows", "videommmu", "videommmu_rows", "yes_no", "yes_no_rows"]
 
 MVBENCH = ("action_sequence", "action_prediction", "object_interaction", "action_antonym", "fine_grained_action",
            "unexpected_action", "object_existence", "moving_direction", "moving_count", "moving_attribute",
@@ -138,8 +139,13 @@ stand_in("requests")
 """
 
 
-def _tempcompass(code: Path, cases: Sequence[Case], form: str) -> dict[str, Any]:
-    """eval_FORM.py --disable_llm, whole, on predictions as its runners write them."""
+def _rating(verdict: Mapping[str, Any]) -> float:
+    return float(verdict["rating"])
+
+
+def tempcompass_judged(code: Path, cases: Sequence[Case], form: str,
+                       value: Callable[[Mapping[str, Any]], float | None] = _rating) -> dict[str, Any]:
+    """eval_FORM.py --disable_llm, whole, on predictions as its runners write them; `value` of each verdict."""
     predictions: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for number, case in enumerate(cases):
         row = case["row"]
@@ -154,23 +160,23 @@ def _tempcompass(code: Path, cases: Sequence[Case], form: str) -> dict[str, Any]
         (folder / "meta_info.json").write_text(json.dumps(about), encoding="utf-8")
         printed = whole(code / f"eval_{form}.py", ["--video_llm", "us", "--disable_llm"], folder, _TEMPCOMPASS)
         judged = json.loads((folder / "auto_eval_results_disable_llm" / "us" / f"{form}.json").read_text(encoding="utf-8"))
-    values = [0.0] * len(cases)
+    values: list[float | None] = [0.0] * len(cases)
     for video, aspects in predictions.items():
         for dim, rows in aspects.items():
             for row, verdict in zip(rows, judged[video][dim], strict=True):
-                values[row["number"]] = float(verdict["rating"])
+                values[row["number"]] = value(verdict)
     lines = printed.splitlines()
     return {"values": values, "printed": ast.literal_eval(lines[lines.index("Accuracy Results:") + 1])}
 
 
 def tempcompass(code: Path, cases: Sequence[Case]) -> dict[str, Any]:
     """eval_multi-choice.py."""
-    return _tempcompass(code, cases, "multi-choice")
+    return tempcompass_judged(code, cases, "multi-choice")
 
 
 def yes_no(code: Path, cases: Sequence[Case]) -> dict[str, Any]:
     """eval_yes_no.py."""
-    return _tempcompass(code, cases, "yes_no")
+    return tempcompass_judged(code, cases, "yes_no")
 
 
 _TRACKS = ("Perception", "Comprehension", "Adaptation")

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from scripts import _suite_boxes, _suite_clips, _suite_programs, _suite_rows
+from scripts import _suite_boxes, _suite_clips, _suite_pictures, _suite_programs, _suite_rows
 from scripts._extractor_runs import REPOSITORIES
 from scripts._peer_code import quiet
 
@@ -77,6 +77,17 @@ RUNS: tuple[Golden, ...] = (
            "categories that it ignores in a picture."),
     Golden("ovdeval", "OVDEval", ("eval.py",), _suite_boxes.ovdeval_rows, _suite_boxes.ovdeval,
            "The script, whole, subset by subset. Annotation ids begin at 1: pycocotools never matches the id 0 of the release."),
+    Golden("pixmo_count", "molmo", ("olmo/eval/evaluators.py",), _suite_pictures.pixmo_count_rows, _suite_pictures.pixmo_count,
+           "PointCountEval on texts, with one process on the CPU for its ranks on GPUs."),
+    Golden("pageocr", "Fox", ("eval_tools/eval_ocr_test.py",), _suite_pictures.pageocr_rows, _suite_pictures.pageocr,
+           "The script, whole, on English pages; METEOR, which needs a download, stands for nothing. On an empty answer the script "
+           "ends with an error (its precision is None); here that is 0, so that the distance, 1, counts. `value` is a page's."),
+    Golden("refcoco", "lmms-eval", ("lmms_eval/tasks/refcoco/utils_rec.py",), _suite_pictures.refcoco_rows, _suite_pictures.refcoco,
+           "refcoco_bbox_rec_process_result and refcoco_bbox_rec_aggregation_result, boxes as shares of the picture."),
+    Golden("tempcompass_matching", "TempCompass", ("eval_caption_matching.py", "utils/eval_utils.py"),
+           _suite_pictures.matching_rows, _suite_pictures.matching,
+           "The script, whole, with --disable_llm, on captions named by letters. Replies that its rules cannot match, which a "
+           "language model would judge, are left out."),
 )
 
 

@@ -26,6 +26,7 @@ EXTRACTORS: Mapping[str, Mapping[str, Extractor]] = {
     "longvideobench": {"choice": choices.longvideobench},
     "mlvu": {"choice": choices.mlvu},
     "videomme": {"choice": choices.videomme},
+    "pixmo_count": {"counting": numbers.pixmo_count},
     "videommmu": {"choice": choices.videommmu, "open_text": texts.videommmu_open},
     "refcoco": {"grounding": places.refcoco},
     "screenspot": {"gui_grounding": places.seeclick},

@@ -1,4 +1,4 @@
-"""Numbers out of replies, as VSI-Bench's and MathVista's programs take them.
+"""Numbers out of replies, as the programs of VSI-Bench, MathVista and PixMo-Count take them.
 
     python -c "from rewards.official import Asked, extract; print(extract('vsibench', '3.5 m', Asked('numeric', 3)))"
 """
@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
 from rewards.official.asked import NOTHING, Asked, Found
 
-__all__ = ["mathvista", "number", "plain", "quick", "vsibench"]
+__all__ = ["mathvista", "number", "pixmo_count", "plain", "quick", "vsibench"]
 
 _QUOTE = 'The answer is "'
+_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+          "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty")
+_TOTAL = re.compile(r"a total of ([0-9]{1,300})(?![0-9])")
 
 
 def number(text: str) -> float | None:
@@ -67,3 +71,19 @@ def mathvista(reply: str, asked: Asked) -> Found:
             return NOTHING
         said = str(int(value))
     return Found(plain(float(said)), said == str(asked.truth))
+
+
+def pixmo_count(reply: str, asked: Asked) -> Found:
+    """allenai/molmo, olmo/eval/evaluators.py, PointCountEval: the last word, without full stops, is a whole number or one of the
+    words zero to twenty; else the last "a total of 7" of the first line. Its rule for "none" has a wrong escape: it never fits."""
+    text = reply.strip().lower().rstrip(".").strip()
+    last = text.split()[-1] if text else ""
+    count = None
+    with contextlib.suppress(ValueError):
+        count = int(last)
+    if count is None and last in _WORDS:
+        count = _WORDS.index(last)
+    totals = _TOTAL.findall(text.split("\n", 1)[0]) if count is None else []
+    if totals:
+        count = int(totals[-1])
+    return Found(str(count)) if count is not None and 0 <= count < 10 ** 12 else NOTHING

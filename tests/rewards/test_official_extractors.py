@@ -13,7 +13,7 @@ from mmrl.errors import ConfigError
 from rewards.numeric import mra
 from rewards.official import DEVIATIONS, EXTRACTORS, Asked, check_extractor, extract
 from scripts._extractor_cases import OPTIONS
-from scripts._extractor_runs import REPOSITORIES, RUNS
+from scripts._extractor_runs import COUNTED, REPOSITORIES, RUNS
 
 FIXTURES = Path(__file__).resolve().parents[2] / "assets" / "fixtures" / "extractors"
 FILES = sorted(FIXTURES.glob("*.json"))
@@ -61,6 +61,16 @@ def test_yes_and_no() -> None:
     for case in recorded("tempcompass", "boolean")["cases"]:
         said = extract("tempcompass", case["text"], Asked("boolean", True)).text
         assert [word for word in ("yes", "no") if word == said] == case["official"], case["text"]
+
+
+def test_counts() -> None:
+    """Also numbers that the program reads by Python's rules: "1_2", other alphabets' digits."""
+    seen = set()
+    for case in recorded("pixmo_count", "counting")["cases"]:
+        said = extract("pixmo_count", case["text"], Asked("counting", 4)).text
+        assert [count for count in COUNTED if str(count) == said] == case["official"], case["text"]
+        seen |= set(case["official"])
+    assert len(seen) > 6
 
 
 @pytest.mark.parametrize("name", by_task("open_text"))
@@ -135,5 +145,5 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
         check_extractor("mmu", "choice")
     with pytest.raises(ConfigError, match=r"of task numeric, mathvista, vsibench, found 'mmmu', which reads choice, open_text"):
         check_extractor("mmmu", "numeric")
-    with pytest.raises(ConfigError, match="of task counting, of which there is none, found 'mmmu'"):
-        check_extractor("mmmu", "counting")
+    with pytest.raises(ConfigError, match="of task jigsaw, of which there is none, found 'mmmu'"):
+        check_extractor("mmmu", "jigsaw")

@@ -81,6 +81,14 @@ def test_vsi_benchs_first_word() -> None:
             assert found.metrics["mra"] == pytest.approx(value, abs=1e-6), row
 
 
+def test_pixmo_counts_last_word() -> None:
+    task = task_from_spec("counting", {"answers": "official", "extractor": "pixmo_count"})
+    for row in cases("pixmo_count", "counting"):
+        for truth in (0, 2, 3, 4, 12, 20, 100):
+            assert task.score(sample("counting", truth), row["text"], CTX).metrics.get("correct", 0.0) == float(
+                truth in row["official"]), row
+
+
 def test_mathvistas_numbers() -> None:
     task = task_from_spec("numeric", {"answers": "official", "extractor": "mathvista"})
     for row in cases("mathvista", "numeric"):
@@ -129,7 +137,7 @@ def test_replies_in_an_envelope_and_cut_ones() -> None:
 def test_an_extractor_is_named_and_fits_the_task() -> None:
     with pytest.raises(ConfigError, match=r"expected choice.extractor beside answers: official, .* found none; name one of mmmu"):
         task_from_spec("choice", {"answers": "official"})
-    with pytest.raises(ConfigError, match="answers of task counting, of which there is none, found 'mmmu'"):
+    with pytest.raises(ConfigError, match="answers of task counting, pixmo_count, found 'mmmu'"):
         task_from_spec("counting", {"answers": "official", "extractor": "mmmu"})
     mixed: Any = task_from_spec("mixed", {"shared": {"answers": "official", "extractor": "vsibench"}})
     assert mixed.member("numeric").extractor == "vsibench"
