@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import importlib
 import json
-import signal
-import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
+
+from mmrl.workers.process import ChildError, Death, patience
+from mmrl.workers.program import Program
 
 __all__ = ["CHILD_SECONDS", "ChildFailure", "ask"]
 
 CHILD_SECONDS = 180.0
 _MARK = "mmrl-doctor-answer:"
+_MOST_BYTES = 64 << 20  # of what a library prints beside the answer
 
 
 class ChildFailure(RuntimeError):
@@ -28,18 +31,33 @@ def ask(question: str, *arguments: str, timeout: float = CHILD_SECONDS) -> dict[
     """Run the function `question` of this module in a fresh interpreter. ChildFailure when it gives no answer."""
     code = (f"import sys; sys.path[:] = {sys.path!r}\n"
             f"from mmrl import _doctor_children as child; child.answer({question!r}, {list(arguments)!r})")
+    child = Program([sys.executable, "-c", code], question, group=True)
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout,
-                              check=False)
-    except subprocess.TimeoutExpired:
-        raise ChildFailure(f"no answer within {timeout:.0f} s") from None
-    for line in done.stdout.splitlines():
+        said, death = _outcome(child, timeout)
+    finally:
+        child.kill()
+    if death.cause == "timeout":
+        raise ChildFailure(f"no answer within {timeout:.0f} s")
+    for line in said.splitlines():
         if line.startswith(_MARK):
             return dict(json.loads(line[len(_MARK):]))
-    if done.returncode < 0:
-        raise ChildFailure(f"crashed with {signal.Signals(-done.returncode).name}")
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    raise ChildFailure(lines[-1].strip() if lines else f"ended with status {done.returncode} and said nothing")
+    if death.cause == "message":
+        raise ChildFailure(death.said)
+    if death.signal:
+        raise ChildFailure(f"crashed with {death.signal}")
+    lines = [line for line in death.tail.splitlines() if line.strip()]
+    raise ChildFailure(lines[-1].strip() if lines else f"ended with status {death.code} and said nothing")
+
+
+def _outcome(child: Program, timeout: float) -> tuple[str, Death]:
+    """What it printed, and how it ended: timeout where it still runs then."""
+    child.begin(timeout)
+    try:
+        said = child.read_all(_MOST_BYTES)
+        death = child.death(patience([child.deadline]) or 0.0)
+    except ChildError as error:  # also where it is gone and what it started holds its pipe
+        said, death = bytes(child.held), error.death
+    return said.decode("utf-8", "replace"), replace(death, cause="timeout") if death.cause == "pipe" else death
 
 
 def answer(question: str, arguments: list[str]) -> None:
