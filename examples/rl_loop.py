@@ -25,7 +25,7 @@ from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import PackItem, micro_batches, pack
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
-from mmrl.types import Completion, RewardContext
+from mmrl.types import RewardContext, Turn
 
 
 def train(config: RunConfig) -> Iterator[dict[str, float]]:
@@ -71,7 +71,7 @@ def train(config: RunConfig) -> Iterator[dict[str, float]]:
                "signal": sum(max(row) > min(row) for row in rewards) / len(rewards)}
 
 
-def context(config: RunConfig, policy: Policy, step: int, prompt: Prompt, completion: Completion) -> RewardContext:
+def context(config: RunConfig, policy: Policy, step: int, prompt: Prompt, completion: Turn) -> RewardContext:
     """What a reward may know beside the text and the truth: progress, frame and sizes of the pictures, how the text ended."""
     return RewardContext(step, config.train.steps, policy.template.frame, prompt.images, completion.stop, len(completion.token_ids),
                          config.rollout.max_new_tokens, prompt.videos)

@@ -13,7 +13,7 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import DataError
 from mmrl.registry import register
 from mmrl.task import Task, Template
-from mmrl.types import Completion, Group, ImageSize, RewardContext, Sample, Score, StopReason, Trajectory
+from mmrl.types import ImageSize, RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 
 # On Intel CPUs MKL rounds a row of a matrix product differently in batches of different size, unless it is asked for strict
 # reproducibility. A rollout's log-probs would then depend on which requests happened to be answered together, and a pipelined,
@@ -28,13 +28,22 @@ if TYPE_CHECKING:
     from mmrl.library import Trainer, evaluate, reward
 
 __version__ = "0.1.0"
-__all__ = ["Completion", "CoordFrame", "DataError", "Evaluation", "Group", "ImageSize", "RewardContext", "RunConfig", "Sample",
-           "Score", "StopReason", "Task", "Template", "Trainer", "Trajectory", "evaluate", "load_config", "register", "reward"]
+__all__ = ["CoordFrame", "DataError", "Evaluation", "ImageSize", "RewardContext", "Rollout", "RolloutGroup", "RunConfig", "Sample",
+           "Score", "StopReason", "Task", "Template", "Trainer", "Turn", "evaluate", "load_config", "register", "reward"]
 _LATER = {"Trainer": "mmrl.library", "evaluate": "mmrl.library", "reward": "mmrl.library", "RunConfig": "mmrl.config",
           "load_config": "mmrl.config", "Evaluation": "mmrl.evaluation.evaluate"}
 
+_RENAMED = {"Completion": "Turn", "Trajectory": "Rollout", "Group": "RolloutGroup"}
+"""Former names, for one release."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        import warnings
+
+        warnings.warn(f"mmrl.{name} is called mmrl.{_RENAMED[name]} now; the old name goes with the next release",
+                      DeprecationWarning, stacklevel=2)
+        return globals()[_RENAMED[name]]
     if name not in _LATER:
         raise AttributeError(f"module 'mmrl' has no attribute '{name}'")
     import importlib

@@ -29,7 +29,7 @@ from mmrl.config import RunConfig
 from mmrl.errors import RewardError
 from mmrl.group_rewards import is_usable, score_of, training_parts, training_rewards, usable
 from mmrl.offline import on_policy
-from mmrl.types import Group, Sample
+from mmrl.types import RolloutGroup, Sample
 from mmrl.world import World
 
 __all__ = ["Credit", "GroupView", "accuracy_level", "part_weights"]
@@ -52,14 +52,14 @@ class GroupView:
     level: float  # mean accuracy
 
 
-def accuracy_level(group: Group, headline: str) -> float:
+def accuracy_level(group: RolloutGroup, headline: str) -> float:
     """The rollouts' mean accuracy in the task's own terms: the headline metric, else reward part 'accuracy', else the value.
 
     The headline comes first because it lies in [0, 1] where a paper's accuracy part may not.
     A completion that could not be parsed counts as 0; one whose reward failed does not count (nor is it trained on), and
     neither does a demonstration: how hard a prompt is, the policy's own answers tell.
     """
-    scores = [score_of(t) for t in on_policy(group.trajectories) if is_usable(t)]
+    scores = [score_of(t) for t in on_policy(group.rollouts) if is_usable(t)]
     if not scores:
         return 0.0
     if any(headline in s.metrics for s in scores):
@@ -99,7 +99,7 @@ class Credit:
         a = self.config.algorithm
         return a.aggregation == "gdpo" or a.advantage_scale not in ("std", "none") or a.difficulty == "softmax"
 
-    def assign(self, groups: Sequence[Group]) -> dict[Key, tuple[float, ...]]:
+    def assign(self, groups: Sequence[RolloutGroup]) -> dict[Key, tuple[float, ...]]:
         """One advantage per trajectory of each group of this process; 0 for one whose reward failed.
 
         Raises RewardError when GDPO lacks a reward part. Every process must call it in every step.
@@ -114,7 +114,7 @@ class Credit:
             assigned[group.key] = tuple(next(values) if good else 0.0 for good in usable(group))
         return assigned
 
-    def _view(self, group: Group) -> GroupView:
+    def _view(self, group: RolloutGroup) -> GroupView:
         good_G = usable(group)
 
         def keep(values: Sequence[Any]) -> list[Any]:
@@ -124,7 +124,7 @@ class Credit:
         parts, weights = (keep(column) for column in training_parts(group, self.config)) if gdpo else ([], [])
         return GroupView(
             group.key, group.sample.id, group.sample.task, group.sample.source,
-            tuple(keep(training_rewards(group, self.config))), tuple(keep([t.num_tokens for t in group.trajectories])),
+            tuple(keep(training_rewards(group, self.config))), tuple(keep([t.num_tokens for t in group.rollouts])),
             tuple(parts), tuple(weights),
             accuracy_level(group, self.headline_of(group.sample)))
 

@@ -20,7 +20,7 @@ from mmrl.errors import ConfigError, did_you_mean
 from mmrl.offline import on_policy
 from mmrl.scoring import is_reward_failure
 from mmrl.task import Task
-from mmrl.types import Group, ImageSize, Score, Trajectory, VideoSize
+from mmrl.types import ImageSize, Rollout, RolloutGroup, Score, VideoSize
 
 __all__ = [
     "GroupOutcome", "accuracies", "check_filter_key", "contrast_bonuses", "contrast_settings", "group_outcome", "is_usable",
@@ -30,18 +30,18 @@ __all__ = [
 T = TypeVar("T")
 
 
-def score_of(trajectory: Trajectory) -> Score:
+def score_of(trajectory: Rollout) -> Score:
     """The score of a closed trajectory."""
     assert trajectory.score is not None, "a closed group has scores"
     return trajectory.score
 
 
-def _overlong_penalties(group: Group, config: RunConfig) -> list[float]:
+def _overlong_penalties(group: RolloutGroup, config: RunConfig) -> list[float]:
     settings = OverlongSettings(mode="soft", max_length=config.rollout.max_new_tokens, cache=config.algorithm.overlong_buffer)
-    return [overlong_penalty(t.num_tokens, settings) for t in group.trajectories]
+    return [overlong_penalty(t.num_tokens, settings) for t in group.rollouts]
 
 
-def _shuffled(values: Sequence[T], group: Group, config: RunConfig) -> list[T]:
+def _shuffled(values: Sequence[T], group: RolloutGroup, config: RunConfig) -> list[T]:
     """The control experiment's permutation of a group (reward.shuffle), or the values as they are."""
     if not config.reward.shuffle:
         return list(values)
@@ -55,7 +55,7 @@ def contrast_settings(config: RunConfig) -> ContrastSettings:
     return ContrastSettings(c.factor, c.threshold, c.bonus, c.skip, pooled)
 
 
-def accuracies(trajectories: Sequence[Trajectory]) -> list[float]:
+def accuracies(trajectories: Sequence[Rollout]) -> list[float]:
     """Accuracy part of each usable trajectory's reward (its value where none of them has such a part)."""
     scores = [score_of(t) for t in trajectories if is_usable(t)]
     return _part(scores, "accuracy") or [s.value for s in scores]
@@ -66,20 +66,20 @@ def _part(scores: Sequence[Score], name: str) -> list[float] | None:
     return [s.parts.get(name, 0.0) for s in scores] if any(name in s.parts for s in scores) else None
 
 
-def contrast_bonuses(group: Group, config: RunConfig) -> list[float]:
+def contrast_bonuses(group: RolloutGroup, config: RunConfig) -> list[float]:
     """What T-GRPO's rule adds to each trajectory's reward; all 0 for a group no changed view applies to.
 
     Demonstrations neither count in the rule nor get the bonus: they show nothing of what the policy looks at. Nor do
     trajectories whose reward failed, on either side.
     """
     if not group.view:
-        return [0.0] * len(group.trajectories)
+        return [0.0] * len(group.rollouts)
     changed = accuracies(group.contrast) if group.contrast else None
-    own = iter(bonuses(accuracies(on_policy(group.trajectories)), changed, contrast_settings(config)))
-    return [0.0 if t.offline or not is_usable(t) else next(own) for t in group.trajectories]
+    own = iter(bonuses(accuracies(on_policy(group.rollouts)), changed, contrast_settings(config)))
+    return [0.0 if t.offline or not is_usable(t) else next(own) for t in group.rollouts]
 
 
-def training_rewards(group: Group, config: RunConfig) -> list[float]:
+def training_rewards(group: RolloutGroup, config: RunConfig) -> list[float]:
     """The rewards advantages are made of: score, contrast bonus, soft overlong penalty; permuted in the control experiment."""
     a = config.algorithm
     rewards = [r + b for r, b in zip(group.rewards_G, contrast_bonuses(group, config), strict=True)]
@@ -88,10 +88,10 @@ def training_rewards(group: Group, config: RunConfig) -> list[float]:
     return _shuffled(rewards, group, config)
 
 
-def training_parts(group: Group, config: RunConfig) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+def training_parts(group: RolloutGroup, config: RunConfig) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """What `training_rewards` sums up: (parts, weights) per trajectory; contrast bonus and overlong penalty are parts too."""
     a = config.algorithm
-    scores = [score_of(t) for t in group.trajectories]
+    scores = [score_of(t) for t in group.rollouts]
     parts, weights = [dict(s.parts) for s in scores], [dict(s.weights) for s in scores]
     if group.view:
         for table, weight, bonus in zip(parts, weights, contrast_bonuses(group, config), strict=True):
@@ -114,14 +114,14 @@ def score_origin(source: DataSource, images: Sequence[ImageSize], videos: Sequen
             "image_sizes": [dataclasses.asdict(size) for size in images], **sizes}
 
 
-def is_usable(trajectory: Trajectory) -> bool:
+def is_usable(trajectory: Rollout) -> bool:
     """Whether a trajectory has a reward: one whose reward raised, hung or crashed says nothing about the policy."""
     return trajectory.score is not None and not is_reward_failure(trajectory.score)
 
 
-def usable(group: Group) -> list[bool]:
+def usable(group: RolloutGroup) -> list[bool]:
     """`is_usable` of each trajectory."""
-    return [is_usable(t) for t in group.trajectories]
+    return [is_usable(t) for t in group.rollouts]
 
 
 class GroupOutcome(NamedTuple):
@@ -161,7 +161,7 @@ def _judged(scores: Sequence[Score], config: RunConfig, task: Task) -> tuple[lis
     return None
 
 
-def group_outcome(group: Group, config: RunConfig, task: Task) -> GroupOutcome:
+def group_outcome(group: RolloutGroup, config: RunConfig, task: Task) -> GroupOutcome:
     """The outcome of a closed group: has it signal, by algorithm.filter?
 
     Its values of the key must differ (DAPO, arXiv 2503.14476 eq. 11, where accuracy is 0 or 1; verl: std of
@@ -176,7 +176,7 @@ def group_outcome(group: Group, config: RunConfig, task: Task) -> GroupOutcome:
     low, high = task.value_range
     if sum(good_G) < 2:
         return GroupOutcome(group.key, None, low, high)
-    scores = [score_of(t) for t, good in zip(group.trajectories, good_G, strict=True) if good]
+    scores = [score_of(t) for t, good in zip(group.rollouts, good_G, strict=True) if good]
     rewards, f = [s.value for s in scores], config.algorithm.filter
     values, top = _judged(scores, config, task) or (None, high)
     if config.algorithm.aggregation == "gdpo":

@@ -19,7 +19,7 @@ from mmrl.group_rewards import accuracies, score_of
 from mmrl.offline import is_right, on_policy
 from mmrl.schedule import StepTally
 from mmrl.scoring import is_reward_failure
-from mmrl.types import Group, StopReason
+from mmrl.types import RolloutGroup, StopReason
 from mmrl.update import SourceStats, UpdateResult
 
 __all__ = ["REFLECTION_WORDS", "completion_records", "peak_memory_gib", "step_metrics"]
@@ -31,7 +31,7 @@ REFLECTION_WORDS = ("re-check", "re-evaluate", "re-examine", "re-think", "rechec
 _REFLECTION = re.compile(r"\b(?:" + "|".join(map(re.escape, REFLECTION_WORDS)) + r")\b", re.IGNORECASE)
 
 
-def completion_records(groups: Iterable[Group], *, reflection: bool = False) -> list[dict[str, Any]]:
+def completion_records(groups: Iterable[RolloutGroup], *, reflection: bool = False) -> list[dict[str, Any]]:
     """One small picklable record per completion, in order of group key; `reflection` searches it for reflection words.
 
     Demonstrations are marked `offline`, rollouts whose places they took are records like any other.
@@ -41,7 +41,7 @@ def completion_records(groups: Iterable[Group], *, reflection: bool = False) -> 
         view, truth = _view(group), group.sample.answer
         asked = {"source": group.sample.source, "task": group.sample.task, "id": group.sample.id,
                  "truth": None if truth is None else answer_key(str(truth))}
-        for trajectory in (*group.trajectories, *group.replaced):
+        for trajectory in (*group.rollouts, *group.replaced):
             score, turn = score_of(trajectory), trajectory.turns[-1]
             records.append({
                 "key": group.key, **asked, "answer": answer_key(turn.text),
@@ -53,11 +53,11 @@ def completion_records(groups: Iterable[Group], *, reflection: bool = False) -> 
     return records
 
 
-def _view(group: Group) -> dict[str, Any]:
+def _view(group: RolloutGroup) -> dict[str, Any]:
     """Of a group whose input has a changed view: that view, and p, p~ where it was rolled out."""
     if not group.view:
         return {}
-    changed, plain = accuracies(group.contrast), accuracies(on_policy(group.trajectories))
+    changed, plain = accuracies(group.contrast), accuracies(on_policy(group.rollouts))
     both = {"plain": float(np.mean(plain)), "changed": float(np.mean(changed))} if group.probe and plain and changed else {}
     return {"view": group.view, "rolled_out": bool(group.contrast), **both}
 

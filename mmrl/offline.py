@@ -22,7 +22,7 @@ import numpy as np
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.files import check_text
-from mmrl.types import Completion, Group, RewardContext, Sample, Score, StopReason, Trajectory
+from mmrl.types import RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 
 if TYPE_CHECKING:
     from mmrl.config import RunConfig
@@ -55,7 +55,7 @@ class RefusedRow:
         return f"{self.file}: {'' if self.row is None else f'row {self.row}: '}{self.reason}"
 
 
-def on_policy(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+def on_policy(trajectories: Sequence[Rollout]) -> list[Rollout]:
     """Those the policy wrote."""
     return [t for t in trajectories if not t.offline]
 
@@ -176,10 +176,10 @@ class Demonstrations:
         return self.settings.per_group > 0 and (step - 1) / self.config.train.steps < self.settings.until - 1e-12
 
     def choose(self, sample: Sample, task: Task, key: tuple[int, int, int],
-               ctx: RewardContext) -> tuple[tuple[Completion, ...], tuple[str, ...]]:
+               ctx: RewardContext) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
         """At most per_group demonstrations as completions, and why others of this row could not be used.
 
-        `Completion.logps` are the behaviour's: 0 (probability 1) where it is unknown or `behaviour` is 'one'.
+        `Turn.logps` are the behaviour's: 0 (probability 1) where it is unknown or `behaviour` is 'one'.
         """
         told, skipped = demonstrations(sample), []
         if not told and self.settings.gold:
@@ -187,7 +187,7 @@ class Demonstrations:
                 told = (Demonstration(task.gold(sample, ctx)),)
             except Exception as error:  # user code: recorded, the group goes without
                 return (), (f"demonstration: the task's gold answer failed: {type(error).__name__}: {error}"[:500],)
-        usable: list[Completion] = []
+        usable: list[Turn] = []
         for number, one in enumerate(told):
             limit = self.config.rollout.max_new_tokens
             try:
@@ -202,7 +202,7 @@ class Demonstrations:
                 skipped.append(f"demonstration {number}: expected text, found end-of-turn or media tokens in it")
             else:
                 given = one.logps if self.settings.behaviour == "given" and one.logps is not None else (0.0,) * len(ids)
-                usable.append(Completion(ids, one.text, given, StopReason.EOS, self.policy.version))
+                usable.append(Turn(ids, one.text, given, StopReason.EOS, self.policy.version))
         if len(usable) > self.settings.per_group:
             rng = np.random.default_rng((self.config.seed, _SALT, *key))
             usable = [usable[i] for i in sorted(rng.permutation(len(usable))[: self.settings.per_group])]
@@ -213,13 +213,13 @@ class Demonstrations:
         o, size = self.settings, self.config.rollout.group_size
         return size - demonstrations if o.replace and not o.only_when_failing else size
 
-    def wanted(self, group: Group) -> bool:
+    def wanted(self, group: RolloutGroup) -> bool:
         """Whether a group that has its rollouts still gets its demonstrations."""
-        return not self.settings.only_when_failing or not any(t.score and is_right(t.score) for t in group.trajectories)
+        return not self.settings.only_when_failing or not any(t.score and is_right(t.score) for t in group.rollouts)
 
-    def mix(self, group: Group, completions: Sequence[Completion], scores: Sequence[Score]) -> Group:
+    def mix(self, group: RolloutGroup, completions: Sequence[Turn], scores: Sequence[Score]) -> RolloutGroup:
         """`group` with its scored demonstrations behind the rollouts; the last rollouts make room where they were one too many."""
-        told = tuple(Trajectory((c,), s, offline=True) for c, s in zip(completions, scores, strict=True))
-        own = group.trajectories
+        told = tuple(Rollout((c,), s, offline=True) for c, s in zip(completions, scores, strict=True))
+        own = group.rollouts
         room = self.config.rollout.group_size - len(told) if self.settings.replace else len(own)
-        return replace(group, trajectories=(*own[:room], *told), replaced=own[room:])
+        return replace(group, rollouts=(*own[:room], *told), replaced=own[room:])

@@ -25,7 +25,7 @@ from mmrl.files import append, json_line, write_text, writing
 from mmrl.group_rewards import score_of
 from mmrl.operations.lock import RunLock
 from mmrl.operations.restart import resume_command_of
-from mmrl.types import Group
+from mmrl.types import RolloutGroup
 from mmrl.versions import versions
 
 __all__ = ["RunFolder", "rollout_rows", "write_json"]
@@ -38,7 +38,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json_line(value, indent=1) + "\n")
 
 
-def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_tokens: int,
+def rollout_rows(groups: Iterable[RolloutGroup], frame: str, total_steps: int, max_tokens: int,
                  origins: Mapping[tuple[int, int, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Logged completions, with all that `mmrl score` needs to score them again; `origins` are those of the tally.
 
@@ -48,7 +48,7 @@ def rollout_rows(groups: Iterable[Group], frame: str, total_steps: int, max_toke
     rows = []
     for group in groups:
         view = {"view": group.view} if group.view else {}
-        for trajectory, contrast in (*((t, False) for t in group.trajectories), *((t, True) for t in group.contrast)):
+        for trajectory, contrast in (*((t, False) for t in group.rollouts), *((t, True) for t in group.contrast)):
             turn, score = trajectory.turns[-1], score_of(trajectory)
             rows.append({
                 "step": group.key[0], "key": list(group.key), "total_steps": total_steps,

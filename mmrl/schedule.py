@@ -37,7 +37,7 @@ from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.task import Task
 from mmrl.timeline import Timeline
-from mmrl.types import Completion, Group, RewardContext, Sample, Score, StopReason, Trajectory
+from mmrl.types import RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from mmrl.views import changed_prompt
 from mmrl.world import World
 
@@ -54,10 +54,10 @@ def sampling_settings(config: RunConfig) -> SamplingSettings:
 class _Open:
     """A group about to be answered."""
 
-    group: Group
+    group: RolloutGroup
     task: Task
     prompt: Prompt
-    demonstrations: tuple[Completion, ...] = ()
+    demonstrations: tuple[Turn, ...] = ()
 
 
 @dataclass
@@ -70,8 +70,8 @@ class StepTally:
     prompt_tokens: int = 0
     report: StepReport | None = None
     failures: list[dict[str, Any]] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)  # every closed group, also those not trained on
-    trained: list[Group] = field(default_factory=list)  # those yielded to be trained on
+    groups: list[RolloutGroup] = field(default_factory=list)  # every closed group, also those not trained on
+    trained: list[RolloutGroup] = field(default_factory=list)  # those yielded to be trained on
     origins: dict[tuple[int, int, int], dict[str, Any]] = field(default_factory=dict)  # by key: score_origin
     demonstrations_skipped: int = 0
     notes: dict[str, float] = field(default_factory=dict)  # metrics of curriculum and selection, the same on all
@@ -84,12 +84,12 @@ class GroupPlaces:
     def __init__(self) -> None:
         self._step, self._count = 0, 0
 
-    def __call__(self, group: Group) -> tuple[int, int]:
+    def __call__(self, group: RolloutGroup) -> tuple[int, int]:
         """Called once for each group, in order."""
         step = group.key[0]
         self._count = self._count + 1 if step == self._step else 0
         self._step = step
-        oldest = min((c.policy_version for t in on_policy(group.trajectories) for c in t.turns), default=step)
+        oldest = min((c.policy_version for t in on_policy(group.rollouts) for c in t.turns), default=step)
         return self._count, oldest - 1
 
 
@@ -119,7 +119,7 @@ class SerialSchedule:
         self.exclusive: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.timeline = Timeline()
 
-    def groups(self, step: int) -> Iterator[Group]:
+    def groups(self, step: int) -> Iterator[RolloutGroup]:
         """Closed, scored groups of `step` for this process; `self.tally` counts and times what was done."""
         tally = self.tally = self.tallies[step] = StepTally()
         with self.exclusive():  # async: media of steps still being trained are recalled from the cache
@@ -154,7 +154,7 @@ class SerialSchedule:
         size = s.wave or max(1, self.config.train.prompts_per_step // 8)
         return [tickets[i:i + size] for i in range(0, len(tickets), size)]
 
-    def _kept(self, closed: Sequence[Group], asked: Mapping[tuple[int, int, int], Ticket]) -> list[Group]:
+    def _kept(self, closed: Sequence[RolloutGroup], asked: Mapping[tuple[int, int, int], Ticket]) -> list[RolloutGroup]:
         """Those of the closed groups that are trained on."""
         outcomes = [group_outcome(g, self.config, self.stream.find(g.sample.source, g.sample.id)[1]) for g in closed]
         verdicts = {o.key: self._judge(o, asked[o.key]) for o in sorted(self.world.gather(outcomes), key=lambda o: o.key)}
@@ -186,26 +186,26 @@ class SerialSchedule:
                    if self.config.algorithm.offline.per_group else {})
         return {**staged, **{f"train/selection/{k}": float(v) for k, v in selected.items()}, **skipped}
 
-    def _close(self, tickets: Sequence[Ticket], step: int) -> list[Group]:
+    def _close(self, tickets: Sequence[Ticket], step: int) -> list[RolloutGroup]:
         """Roll out and score the tickets; a prompt that cannot be encoded gives a group with an error."""
-        groups: list[Group] = []
+        groups: list[RolloutGroup] = []
         ready: list[_Open] = []
         for ticket in tickets:
             with self.exclusive():
                 opened = self._open(ticket, step)
-            if isinstance(opened, Group):
+            if isinstance(opened, RolloutGroup):
                 groups.append(opened)
             else:
                 ready.append(opened)
         written = self._answers(ready, [self.demonstrations.rollouts(len(o.demonstrations)) for o in ready], 3, step)
-        closed = [replace(o.group, trajectories=found) for o, found in zip(ready, written, strict=True)]
+        closed = [replace(o.group, rollouts=found) for o, found in zip(ready, written, strict=True)]
         closed = self._mixed(closed, ready, step)
         for group, opened in zip(closed, ready, strict=True):
             self.tally.origins[group.key] = score_origin(self._config_of[id(opened.task)], opened.prompt.images,
                                                          opened.prompt.videos)
         return sorted([*groups, *self._contrasted(closed, ready, step)], key=lambda g: g.key)
 
-    def _open(self, ticket: Ticket, step: int) -> _Open | Group:
+    def _open(self, ticket: Ticket, step: int) -> _Open | RolloutGroup:
         """The ticket's group with its encoded prompt; the group alone, with an error, when it cannot be encoded."""
         sample, task = self.stream.find(ticket.source, ticket.sample_id)
         try:
@@ -213,13 +213,13 @@ class SerialSchedule:
             self.policy.encoder.visuals.lease(prompt.visuals, self.policy.tower())  # until the next step begins
         except (MediaError, DataError) as error:
             stop_at_broken_media(error, sample, self.config.data.on_error)
-            group = Group(sample, (), key=ticket.key, error=f"{type(error).__name__}: {error}")
+            group = RolloutGroup(sample, (), key=ticket.key, error=f"{type(error).__name__}: {error}")
             self.tally.failures.append({"step": step, "source": sample.source, "id": sample.id, "reason": group.error})
             return group
-        return _Open(Group(sample, (), fingerprint=prompt.fingerprint, key=ticket.key), task, prompt,
+        return _Open(RolloutGroup(sample, (), fingerprint=prompt.fingerprint, key=ticket.key), task, prompt,
                      self._demonstrations(sample, task, prompt, ticket, step))
 
-    def _demonstrations(self, sample: Sample, task: Task, prompt: Prompt, ticket: Ticket, step: int) -> tuple[Completion, ...]:
+    def _demonstrations(self, sample: Sample, task: Task, prompt: Prompt, ticket: Ticket, step: int) -> tuple[Turn, ...]:
         """What somebody else wrote for this prompt, if demonstrations are wanted in this step; the unusable are recorded."""
         if not self.demonstrations.active(step):
             return ()
@@ -228,7 +228,7 @@ class SerialSchedule:
         self.tally.failures += [{"step": step, "source": sample.source, "id": sample.id, "reason": reason} for reason in skipped]
         return chosen
 
-    def _mixed(self, closed: Sequence[Group], ready: Sequence[_Open], step: int) -> list[Group]:
+    def _mixed(self, closed: Sequence[RolloutGroup], ready: Sequence[_Open], step: int) -> list[RolloutGroup]:
         """The groups with their scored demonstrations, where there are any and they are wanted."""
         groups = list(closed)
         asked = [i for i, o in enumerate(ready) if o.demonstrations and self.demonstrations.wanted(groups[i])]
@@ -244,7 +244,7 @@ class SerialSchedule:
         self.tally.reward_s += time.perf_counter() - began
         return scored
 
-    def _jobs(self, opened: _Open, completions: Sequence[Completion], step: int) -> list[ScoreJob]:
+    def _jobs(self, opened: _Open, completions: Sequence[Turn], step: int) -> list[ScoreJob]:
         return [ScoreJob(self._task_key[id(opened.task)], opened.group.sample, c.text,
                          self.context(opened.prompt, step, c.stop, len(c.token_ids))) for c in completions]
 
@@ -260,10 +260,10 @@ class SerialSchedule:
             ahead.forget()
             ahead.expect([self.stream.find(t.source, t.sample_id)[0] for t in tickets] + coming[self.world.rank::self.world.size])
 
-    def _answers(self, ready: Sequence[_Open], counts: Sequence[int], noise: int, step: int) -> list[tuple[Trajectory, ...]]:
+    def _answers(self, ready: Sequence[_Open], counts: Sequence[int], noise: int, step: int) -> list[tuple[Rollout, ...]]:
         """So many scored completions of each prompt; `noise` tells their random numbers from those of other rollouts."""
         requests = [Request(o.prompt, n, (self.config.seed, noise, *o.group.key)) for o, n in zip(ready, counts, strict=True)]
-        completions: list[list[Completion]] = []
+        completions: list[list[Turn]] = []
         if requests:
             with self.exclusive(), self.timeline.span("infer", "rollout", step=step):
                 began = time.perf_counter()
@@ -272,10 +272,10 @@ class SerialSchedule:
         scored = self._scores([self._jobs(o, cs, step) for o, cs in zip(ready, completions, strict=True)])
         self.tally.prompt_tokens += sum(o.prompt.length for o in ready)
         self.tally.rollout_tokens += sum(len(c.token_ids) for cs in completions for c in cs)
-        return [tuple(Trajectory((c,), s) for c, s in zip(cs, scores, strict=True))
+        return [tuple(Rollout((c,), s) for c, s in zip(cs, scores, strict=True))
                 for cs, scores in zip(completions, scored, strict=True)]
 
-    def _contrasted(self, closed: Sequence[Group], ready: Sequence[_Open], step: int) -> list[Group]:
+    def _contrasted(self, closed: Sequence[RolloutGroup], ready: Sequence[_Open], step: int) -> list[RolloutGroup]:
         """The groups with rollouts on a changed view of their input, where there is one and it can matter."""
         c, groups = self.config.algorithm.contrast, list(closed)
         if c.kind == "none":
@@ -289,7 +289,7 @@ class SerialSchedule:
                 continue
             probe = not c.skip or bool(np.random.default_rng((self.config.seed, 23, *group.key)).random() < c.measure)
             top = max(1.0, opened.task.member(group.sample.task).value_range[1])
-            if probe or needs_contrast(accuracies(on_policy(group.trajectories)), contrast_settings(self.config), top=top):
+            if probe or needs_contrast(accuracies(on_policy(group.rollouts)), contrast_settings(self.config), top=top):
                 try:  # features of the plain view may have been enough so far: a changed one may need the pixels again
                     with self.exclusive():
                         self.policy.encoder.visuals.lease(changed.visuals, self.policy.tower())

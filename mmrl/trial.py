@@ -26,7 +26,7 @@ from mmrl.evaluation.rescore import logged_context, logged_sample
 from mmrl.evaluation.stats import Estimate, wilson
 from mmrl.group_rewards import accuracies, score_of
 from mmrl.runlog import rollout_rows
-from mmrl.types import Group
+from mmrl.types import RolloutGroup
 
 __all__ = ["BINS", "Timing", "Trial", "expected_time", "rollout_seconds", "rounds_per_place", "trial_overrides", "try_out"]
 
@@ -139,12 +139,12 @@ def try_out(trainer: Any, run: RunConfig) -> Trial:
     return trial
 
 
-def _observe(trial: Trial, groups: Sequence[Group]) -> None:
+def _observe(trial: Trial, groups: Sequence[RolloutGroup]) -> None:
     """Histogram of pass rates, the longest answer, examples of failures."""
     for group in groups:
-        if values := accuracies(group.trajectories):
+        if values := accuracies(group.rollouts):
             trial.histogram[_bin(sum(values) / len(values))] += 1
-        for trajectory in group.trajectories:
+        for trajectory in group.rollouts:
             score = score_of(trajectory)
             trial.longest = max(trial.longest, trajectory.num_tokens)
             texts = trial.examples.setdefault((score.reason or "").partition(":")[0], [])

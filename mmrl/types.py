@@ -1,4 +1,4 @@
-"""The contracts everything else speaks: Sample -> Completion -> Trajectory -> Group, each with its Score.
+"""The contracts everything else speaks: Sample -> Turn -> Rollout -> RolloutGroup, each with its Score.
 
 Plain frozen dataclasses, importable without torch, picklable, and the only part of mmrl that `rewards` and `video`
 may import (with coords and errors). A failed rollout is data (error, reason), never a crash, never dropped.
@@ -14,7 +14,7 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 
-__all__ = ["Completion", "Group", "ImageSize", "RewardContext", "Sample", "Score", "StopReason", "Trajectory", "VideoSize"]
+__all__ = ["ImageSize", "RewardContext", "Rollout", "RolloutGroup", "Sample", "Score", "StopReason", "Turn", "VideoSize"]
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -24,7 +24,7 @@ class StopReason(str, enum.Enum):
 
     EOS = "eos"  # the model ended its turn
     LENGTH = "length"  # cut by the length limit: the answer may be incomplete
-    ERROR = "error"  # no usable completion; Trajectory.error says why
+    ERROR = "error"  # no usable completion; Rollout.error says why
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,16 @@ class RewardContext:
 
 
 @dataclass(frozen=True)
-class Completion:
-    """What the policy wrote. `logps` are the behaviour policy's fp32 log-probabilities, one per token id.
+class Turn:
+    """What the policy did when it was shown something: a text answer, a tool call, a click, a chunk of robot actions.
 
-    They belong to the distribution really sampled from (after temperature), before top-p / top-k truncation.
+    `logps` are the behaviour policy's fp32 log-probabilities, one per token id. They belong to the distribution really sampled
+    from (after temperature), before top-p / top-k truncation.
+
+    `prompt` is the encoded observation (mmrl.policy.encode.Prompt); None where the sample alone is shown, which training encodes
+    anew and compares with `RolloutGroup.fingerprint`. The rest is of environments, see mmrl.algorithms.trajectories: the critic's
+    `values` (V,) of the observation (one, or one per action step), and for the steps that the turn took, (C,), their `rewards`
+    and which were executed (`valid`); then whether the environment ended by it.
     """
 
     token_ids: tuple[int, ...]
@@ -107,10 +113,21 @@ class Completion:
     logps: tuple[float, ...]
     stop: StopReason
     policy_version: int = 0
+    prompt: Any = None
+    values: tuple[float, ...] = ()
+    rewards: tuple[float, ...] = ()
+    valid: tuple[bool, ...] = ()
+    terminated: bool = False
+    truncated: bool = False
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logps):
             raise ValueError(f"expected one log-prob per token, found {len(self.logps)} for {len(self.token_ids)} tokens")
+
+    @property
+    def reward(self) -> float:
+        """Sum of the environment's rewards over the executed steps."""
+        return float(sum(r for r, v in zip(self.rewards, self.valid, strict=True) if v))
 
 
 @dataclass(frozen=True)
@@ -154,29 +171,59 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Trajectory:
-    """One or more turns by the policy with one score: a single VLM answer and a robot episode are the same type.
+class Rollout:
+    """The turns of one attempt at a sample, with one score: a VLM answer is a rollout of one turn, a robot episode of sixty.
 
+    With `error` it could not be finished: it counts, and nothing is learned from it.
     `offline` marks a demonstration: somebody else wrote it, and its log-probs are theirs (0 where unknown).
+    `info`: what an environment says at the end (success_once, success_at_end).
+    `final`: the encoded last observation, where a critic's value of it is wanted. `frames`: pictures, where asked for.
     """
 
-    turns: tuple[Completion, ...]
+    turns: tuple[Turn, ...]
     score: Score | None = None
     error: str | None = None
     offline: bool = False
+    info: Mapping[str, float] = field(default_factory=dict)
+    final: Any = None
+    frames: tuple[Any, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         """Tokens written by the policy over all turns."""
         return sum(len(t.token_ids) for t in self.turns)
 
+    @property
+    def steps(self) -> int:
+        """Steps executed in an environment."""
+        return sum(sum(t.valid) for t in self.turns)
+
+    @property
+    def reward(self) -> float:
+        """Sum of the environment's rewards."""
+        return float(sum(t.reward for t in self.turns))
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the environment came to an end of its own."""
+        return bool(self.turns) and self.turns[-1].terminated
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it was cut off."""
+        return bool(self.turns) and self.turns[-1].truncated
+
+    def oldest_version(self, default: int) -> int:
+        """That of the oldest weights that acted in it."""
+        return min((t.policy_version for t in self.turns), default=default)
+
 
 @dataclass(frozen=True)
-class Group:
-    """One sample with its G trajectories, the unit the trainer consumes.
+class RolloutGroup:
+    """One sample with its G rollouts, the unit the trainer consumes.
 
     `fingerprint` hashes the media tensors and rotary positions seen at rollout; training recomputes and compares it.
-    `contrast` holds trajectories on a changed input (T-GRPO's shuffled frames and the like); they are never trained on.
+    `contrast` holds rollouts on a changed input (T-GRPO's shuffled frames and the like); they are never trained on.
     `view` names the change; '' where none applies. A group with a view and no contrast was one where it could not matter.
     `probe` marks groups whose contrast was rolled out whether or not it matters: an unbiased sample of them all.
     `replaced` holds rollouts whose places demonstrations took: they count in metrics and are not trained on.
@@ -184,16 +231,16 @@ class Group:
     """
 
     sample: Sample
-    trajectories: tuple[Trajectory, ...]
+    rollouts: tuple[Rollout, ...]
     fingerprint: str = ""
     key: tuple[int, int, int] = (0, 0, 0)
-    contrast: tuple[Trajectory, ...] = ()
+    contrast: tuple[Rollout, ...] = ()
     view: str = ""
     probe: bool = False
     error: str | None = None
-    replaced: tuple[Trajectory, ...] = ()
+    replaced: tuple[Rollout, ...] = ()
 
     @property
     def rewards_G(self) -> tuple[float, ...]:
-        """Reward of each trajectory; a trajectory without a score counts as 0."""
-        return tuple(t.score.value if t.score else 0.0 for t in self.trajectories)
+        """Reward of each rollout; one without a score counts as 0."""
+        return tuple(r.score.value if r.score else 0.0 for r in self.rollouts)

@@ -39,7 +39,7 @@ from mmrl.group_rewards import usable
 from mmrl.offpolicy import OffPolicy
 from mmrl.policy.pack import Batch, PackItem, micro_batches, pack, pack_padded
 from mmrl.policy.policy import LogpResult, Policy
-from mmrl.types import Group
+from mmrl.types import RolloutGroup
 from mmrl.world import World
 
 __all__ = ["SourceStats", "UpdateResult", "Updater", "objective_settings"]
@@ -99,7 +99,7 @@ class UpdateResult:
 class _Work:
     """One group ready for packing: trajectories that are in the loss or count in its denominator."""
 
-    group: Group
+    group: RolloutGroup
     item: PackItem
     advantages: tuple[float, ...]
     in_loss: tuple[bool, ...]
@@ -135,7 +135,7 @@ class Updater:
         self.on_weights: Callable[[], Any] = lambda: None  # called when a step has changed them, while the policy is held
         self._version = 0  # of the weights a step begins with, as completions name it
         self._result = UpdateResult()
-        self._collected: list[Group] = []
+        self._collected: list[RolloutGroup] = []
         self._names: list[str] = []  # of the samples trained on as they came
         self.losses = Losses(engine, world)
         e = a.entropy
@@ -152,7 +152,7 @@ class Updater:
         """Whether a group is trained on when it is added."""
         return self.config.schedule.kind != "serial" and self.one_pass and not self.credit.looks_beyond_groups
 
-    def run(self, groups: Sequence[Group]) -> UpdateResult:
+    def run(self, groups: Sequence[RolloutGroup]) -> UpdateResult:
         """Train on this process's share of the step's groups. Raises MismatchError and NonFiniteError."""
         self.begin()
         for group in groups:
@@ -168,7 +168,7 @@ class Updater:
         if self.streams:
             self.engine.begin()
 
-    def add(self, group: Group) -> None:
+    def add(self, group: RolloutGroup) -> None:
         """Train on a closed group, or keep it for `finish` (see the module). Raises MismatchError and NonFiniteError."""
         if not self.streams:
             self._collected.append(group)
@@ -198,7 +198,7 @@ class Updater:
         self.on_weights()
         return self._reduce(result)
 
-    def _train_on_all(self, groups: Sequence[Group], result: UpdateResult) -> None:
+    def _train_on_all(self, groups: Sequence[RolloutGroup], result: UpdateResult) -> None:
         if self.config.schedule.kind != "serial":  # groups may come in any order: that of serial runs, round by round
             groups = sorted(groups, key=lambda g: (g.key[2], g.key[1]))
         with self.world.telling():
@@ -210,15 +210,15 @@ class Updater:
             for number, part in enumerate(self._minibatches(work)):
                 self._optimizer_step(part, result, first_pass=epoch == 0, fresh=epoch == 0 and number == 0)
 
-    def _prepare(self, group: Group, advantages_G: tuple[float, ...]) -> _Work:
+    def _prepare(self, group: RolloutGroup, advantages_G: tuple[float, ...]) -> _Work:
         sample, task = self.stream.find(group.sample.source, group.sample.id)
-        turns = [t.turns[0] for t in group.trajectories]
+        turns = [t.turns[0] for t in group.rollouts]
         in_loss_G = tuple(good and trajectory_in_loss(t, self.config.algorithm.overlong)
-                          for t, good in zip(group.trajectories, usable(group), strict=True))
+                          for t, good in zip(group.rollouts, usable(group), strict=True))
         return _Work(group, PackItem(self.policy.encoder(sample, task), tuple(c.token_ids for c in turns)), advantages_G,
-                     in_loss_G, tuple(c.logps for c in turns), tuple(t.offline for t in group.trajectories),
+                     in_loss_G, tuple(c.logps for c in turns), tuple(t.offline for t in group.rollouts),
                      tuple(self.offpolicy.asynchronous and not t.offline and c.policy_version < self._version
-                           for t, c in zip(group.trajectories, turns, strict=True)))
+                           for t, c in zip(group.rollouts, turns, strict=True)))
 
     def _minibatches(self, work: Sequence[_Work]) -> list[list[_Work]]:
         """Split by place in the step, so that every process takes part in the same optimizer steps."""

@@ -11,10 +11,10 @@ import torch
 
 from mmrl.algorithms import Advantages, GAESettings, Grid, Moments, PPOSettings, chunk_gae, make_grid, normalise, trainable
 from mmrl.policy.pack import within_budget
+from mmrl.types import RolloutGroup
 from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.returns import return_settings
-from robotics.rollout import EpisodeGroup
 from robotics.vla import VLAPolicy
 
 __all__ = ["Critique", "critique", "gae_settings", "judge", "ppo_settings"]
@@ -56,12 +56,12 @@ def judge(settings: GAESettings, grid: Grid) -> tuple[Advantages, torch.Tensor]:
     return found, grid.values_RBV[:-1]
 
 
-def critique(config: EmbodiedConfig, vla: VLAPolicy, groups: Sequence[EpisodeGroup], world: World | None = None) -> Critique:
+def critique(config: EmbodiedConfig, vla: VLAPolicy, groups: Sequence[RolloutGroup], world: World | None = None) -> Critique:
     """Judge the decisions of all episodes that may train. Raises NonFiniteError for a reward or value that is not finite.
 
     `world`: the processes that have the other groups of the step; collective. Advantages are normalised, and metrics are, over all.
     """
-    episodes = [(g.request.key, e) for g in groups for e in g.episodes if trainable(e)]
+    episodes = [((g.key, member), e) for g in groups for member, e in enumerate(g.rollouts) if trainable(e)]
     settings = gae_settings(config)
     waiting = [i for i, (_, e) in enumerate(episodes) if e.final is not None]
     finals = [e.final for _, e in episodes if e.final is not None]
@@ -75,10 +75,10 @@ def critique(config: EmbodiedConfig, vla: VLAPolicy, groups: Sequence[EpisodeGro
     moments, target, error, value = _moments(world, found.advantages[found.valid], targets, targets - old, old)
     advantages_TBV = normalise(found.advantages, found.valid, moments)
     columns: dict[str, Table] = {"advantages": {}, "values": {}, "returns": {}}
-    for b, (key, episode) in enumerate(episodes):
-        length = len(episode.decisions)
+    for b, (place, episode) in enumerate(episodes):
+        length = len(episode.turns)
         for name, table in (("advantages", advantages_TBV), ("values", values_TBV), ("returns", found.returns)):
-            columns[name][key, episode.member] = table[:length, b].tolist()
+            columns[name][place] = table[:length, b].tolist()
     spread = _variance(target)
     return Critique(columns["advantages"], columns["values"], columns["returns"],
                     {"critic/explained_variance": 1 - _variance(error) / spread if spread > 0 else 0.0,

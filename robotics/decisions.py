@@ -12,8 +12,8 @@ import numpy as np
 from mmrl.algorithms import length_weights, token_mask
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import within_budget
+from mmrl.types import Rollout
 from robotics.config import EmbodiedConfig
-from robotics.rollout import Episode
 
 __all__ = ["Column", "Item", "Place", "Trajectory", "plan_of", "trajectory_of"]
 
@@ -46,16 +46,16 @@ class Trajectory:
     denominator: float
 
 
-def trajectory_of(config: EmbodiedConfig, episode: Episode, place: Place, dim: int, step: int, advantages: Column,
+def trajectory_of(config: EmbodiedConfig, episode: Rollout, place: Place, dim: int, step: int, advantages: Column,
                   values: Column | None = None, returns: Column | None = None) -> Trajectory:
     """An episode for the update of `step`; `dim` action dimensions."""
-    masks = [np.array(token_mask(d.valid_C, len(d.tokens), dim)) for d in episode.decisions]
+    masks = [np.array(token_mask(d.valid, len(d.token_ids), dim)) for d in episode.turns]
     tokens = int(sum(m.sum() for m in masks))
     norm = length_weights([tokens], "trajectory_mean" if config.rl.length_norm == "trajectory" else "token_mean")
     weight, blank = float(norm.weights_B[0]), [()] * len(masks)
-    items = [Item(d.prompt, d.tokens, d.logps, mask, np.repeat(np.asarray(a, np.float32), len(mask) // len(a)), weight,
+    items = [Item(d.prompt, d.token_ids, d.logps, mask, np.repeat(np.asarray(a, np.float32), len(mask) // len(a)), weight,
                   tuple(v), tuple(r), stale=d.policy_version < step - 1)
-             for d, mask, a, v, r in zip(episode.decisions, masks, advantages, values or blank, returns or blank, strict=True)]
+             for d, mask, a, v, r in zip(episode.turns, masks, advantages, values or blank, returns or blank, strict=True)]
     return Trajectory(place, tuple(items), norm.denominator)
 
 

@@ -23,11 +23,12 @@ import numpy as np
 
 from mmrl.evaluation.evaluate import Evaluation
 from mmrl.evaluation.stats import describe, macro_estimate
+from mmrl.types import Rollout, Sample
 from mmrl.versions import versions
 from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, InitialState, initial_states
-from robotics.rollout import Driver, Episode, GroupRequest
+from robotics.rollout import Driver, GroupRequest
 from robotics.source import env_specs, states_of
 
 __all__ = ["HEADLINE", "METRICS", "EvalPlan", "describe_states", "evaluate_policy", "held_out_states",
@@ -100,9 +101,10 @@ def evaluate_policy(config: EmbodiedConfig, driver: Driver, step: int, *, limit:
     before = len(driver.failures)
     rows = []
     for group in driver.play(_share(world, requests)):
-        number, order, mode = place[group.request.key]
-        for episode in group.episodes:
-            rows.append(((number, order, mode, episode.member), _row(episode, mode) | _filmed(episode, number, videos)))
+        number, order, mode = place[group.key]
+        for member, episode in enumerate(group.rollouts):
+            film = _filmed(group.sample, episode, number, videos) if member == 0 else {}
+            rows.append(((number, order, mode, member), _row(group.sample, episode, mode) | film))
     rows = sorted(_everywhere(world, rows), key=lambda r: r[0])
     failed = _everywhere(world, [dataclasses.asdict(f) for f in driver.failures[before:]
                                  if f.key in place])  # others: of steps under way (async)
@@ -129,11 +131,11 @@ def _everywhere(world: World | None, items: Iterable[Any]) -> list[Any]:
     return list(items) if world is None else world.gather(list(items))
 
 
-def _filmed(episode: Episode, number: int, videos: Path | None) -> dict[str, Any]:
+def _filmed(sample: Sample, episode: Rollout, number: int, videos: Path | None) -> dict[str, Any]:
     """The row's entry of its clip, which is written; {} without pictures. Of several samples the first has one."""
-    if videos is None or episode.member or not episode.frames or episode.error is not None:
+    if videos is None or not episode.frames or episode.error is not None:
         return {}
-    return {"video": write_video(videos / f"{number}_{episode.state.name}.mp4", episode.frames).name}
+    return {"video": write_video(videos / f"{number}_{sample.id}.mp4", episode.frames).name}
 
 
 def _film_more(driver: Driver, requests: Sequence[GroupRequest], place: Mapping[tuple[int, int, int], tuple[int, int, str]],
@@ -149,21 +151,21 @@ def _film_more(driver: Driver, requests: Sequence[GroupRequest], place: Mapping[
         again += [r for r in kind if "video" not in first[place[r.key]]][:max(0, count - have)]
     clips = []
     for group in driver.play([dataclasses.replace(r, members=1, frames=True) for r in _share(world, again)]):
-        at, episode = place[group.request.key], group.episodes[0]
-        if float(episode.success_once) == first[at]["score"]["metrics"][HEADLINE]:
-            clips.append((at, _filmed(episode, at[0], videos)))
+        at, episode = place[group.key], group.rollouts[0]
+        if episode.info.get(HEADLINE, 0.0) == first[at]["score"]["metrics"][HEADLINE]:
+            clips.append((at, _filmed(group.sample, episode, at[0], videos)))
     for at, clip in _everywhere(world, clips):
         first[at].update(clip)
 
 
-def _row(episode: Episode, mode: str) -> dict[str, Any]:
-    metrics = {"success_once": float(episode.success_once), "success_at_end": float(episode.success_at_end),
-               "return": episode.reward, "steps": float(episode.steps)}
+def _row(sample: Sample, episode: Rollout, mode: str) -> dict[str, Any]:
+    metrics = {"success_once": 0.0, "success_at_end": 0.0, **episode.info, "return": episode.reward, "steps": float(episode.steps)}
     if episode.error is not None:
         metrics = dict.fromkeys(METRICS, 0.0) | {"steps": float(episode.steps)}
-    return {"id": episode.state.name, "source": f"{episode.spec.suite}/{episode.spec.task}", "task": episode.spec.task,
+    state = sample.params["state"]
+    return {"id": sample.id, "source": f"{sample.source}/{sample.task}", "task": sample.task,
             "question": "", "images": [], "videos": [], "mode": mode, "text": "", "stop": "error" if episode.error else "eos",
-            "num_tokens": sum(len(d.tokens) for d in episode.decisions), "seed": episode.state.seed, "row": episode.state.row,
+            "num_tokens": episode.num_tokens, "seed": state.seed, "row": state.row,
             "score": {"value": metrics[HEADLINE], "parsed": episode.error is None, "reason": episode.error, "parts": {},
                       "weights": {}, "metrics": metrics, "detail": {}},
             "headline": HEADLINE}

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 from mmrl.algorithms import AdvantageScale, GroupBounds, GroupOutcome, ReturnSettings, group_outcome
+from mmrl.types import RolloutGroup
 from robotics.config import EmbodiedConfig
-from robotics.rollout import EpisodeGroup
 
 __all__ = ["outcome_of", "return_settings"]
 
@@ -13,8 +13,8 @@ def return_settings(config: EmbodiedConfig) -> ReturnSettings:
     return ReturnSettings(kind=config.rl.reward, coef=config.rl.reward_coef, success=config.rl.success)
 
 
-def outcome_of(config: EmbodiedConfig, group: EpisodeGroup) -> GroupOutcome:
+def outcome_of(config: EmbodiedConfig, group: RolloutGroup) -> GroupOutcome:
     """Returns, GRPO advantages and whether the group is worth training on."""
     scale: AdvantageScale = "none" if config.algorithm.advantage_scale == "none" else "std"
-    return group_outcome(group.episodes, return_settings(config), GroupBounds(low=config.rl.filter_low, high=config.rl.filter_high),
+    return group_outcome(group.rollouts, return_settings(config), GroupBounds(low=config.rl.filter_low, high=config.rl.filter_high),
                          scale)

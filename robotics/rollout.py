@@ -22,72 +22,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmrl.errors import ConfigError, NonFiniteError
-from mmrl.policy.encode import Prompt
 from mmrl.stages import Stages
 from mmrl.timeline import Timeline
+from mmrl.types import Rollout, RolloutGroup, Sample, StopReason, Turn
 from robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
 from robotics.pool import EnvPool
 from robotics.pool_types import PoolError, Reply
 from robotics.vla import Choice, VLAPolicy
 
-__all__ = ["Closing", "Decision", "Driver", "Episode", "EpisodeGroup", "Failure", "GroupRequest"]
+__all__ = ["Closing", "Driver", "Ended", "Failure", "GroupRequest"]
 
 Key = tuple[int, int, int]
 
 _HOPELESS = 8
 """Different initial states that may fail for good, one after the other, with no episode finished between: then nothing works.
 Counted over all environments and for each by itself: one that never works must not hide behind others that do."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One decision: the encoded observation, the bins chosen (N,) with their fp32 behaviour log-probs, the critic's values (V,)
-    (one, or one per action step; 0 without a critic), and what the chunk did: rewards of its control steps and which of them
-    were executed, both (C,)."""
-
-    prompt: Prompt
-    tokens: tuple[int, ...]
-    logps: tuple[float, ...]
-    values_V: tuple[float, ...]
-    rewards_C: tuple[float, ...]
-    valid_C: tuple[bool, ...]
-    terminated: bool = False
-    truncated: bool = False
-    policy_version: int = 0
-
-    @property
-    def reward(self) -> float:
-        """Sum over the executed steps."""
-        return float(sum(r for r, v in zip(self.rewards_C, self.valid_C, strict=True) if v))
-
-
-@dataclass(frozen=True)
-class Episode:
-    """One member of a group. With `error` it could not be finished: it counts, and nothing is learned from it.
-
-    `steps`: control steps executed.
-    `final`: the encoded last observation where a critic's value of it is wanted. `version`: oldest weights that decided in it.
-    `frames`: pictures of the first camera, where asked for.
-    """
-
-    spec: EnvSpec
-    state: InitialState
-    member: int
-    decisions: tuple[Decision, ...]
-    success_once: bool = False
-    success_at_end: bool = False
-    terminated: bool = False
-    truncated: bool = False
-    steps: int = 0
-    version: int = 0
-    final: Prompt | None = None
-    error: str | None = None
-    frames: tuple[np.ndarray, ...] = ()
-
-    @property
-    def reward(self) -> float:
-        """Sum of the simulator's rewards."""
-        return float(sum(d.reward for d in self.decisions))
 
 
 @dataclass(frozen=True)
@@ -101,13 +50,24 @@ class GroupRequest:
     greedy: bool = False
     frames: bool = False
 
+    @property
+    def sample(self) -> Sample:
+        """The initial state as a sample; its params hold the environment and the state."""
+        return Sample(self.state.name, self.spec.task, self.spec.suite, "", None, params={"env": self.spec, "state": self.state})
+
+    @classmethod
+    def again(cls, group: RolloutGroup, key: Key) -> GroupRequest:
+        """The request for another group of the same state."""
+        return cls(key, group.sample.params["env"], group.sample.params["state"], len(group.rollouts))
+
 
 @dataclass(frozen=True)
-class EpisodeGroup:
-    """A closed group: all members ended or failed."""
+class Ended:
+    """A member of a group whose episode ended."""
 
     request: GroupRequest
-    episodes: tuple[Episode, ...]
+    member: int
+    rollout: Rollout
 
 
 @dataclass(frozen=True)
@@ -129,14 +89,12 @@ class _Running:
     request: GroupRequest
     member: int
     attempt: int = 0
-    decisions: list[Decision] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     frames: list[np.ndarray] = field(default_factory=list)
     observation: Observation | None = None  # waiting for a decision
     choice: Choice | None = None
     success_once: bool = False
-    steps: int = 0
-    oldest: int | None = None  # version that decided
-    latest: int = 0
+    version: int = 0  # of the weights that decided last
 
 
 class Driver:
@@ -161,7 +119,7 @@ class Driver:
             ("episodes", "failed_episodes", "failed_attempts", "decisions", "control_steps", "infer_s", "infer_batches"), 0.0)
         self._queues: list[deque[tuple[GroupRequest, int]]] = [deque() for _ in self.stages.blocks]
         self._dealt = 0
-        self._held: list[tuple[GroupRequest, Episode]] = []
+        self._held: list[Ended] = []
         self._running: dict[int, _Running] = {}
         self._hopeless: dict[str, set[str]] = {}  # by environment: states that failed for good since it finished an episode
         self._hopeless_in_a_row: set[tuple[str, str]] = set()  # environment and state: since any finished one
@@ -188,13 +146,13 @@ class Driver:
         """Whether nothing is queued or running."""
         return not self._running and not any(self._queues)
 
-    def poll(self, timeout_s: float) -> list[tuple[GroupRequest, Episode]]:
+    def poll(self, timeout_s: float) -> list[Ended]:
         """Take what the simulators answered; the episodes that ended by it (and those that ended while `play` had others in
         hand)."""
         held, self._held = self._held, []
         return held + self._poll(0.0 if held else timeout_s)
 
-    def _poll(self, timeout_s: float) -> list[tuple[GroupRequest, Episode]]:
+    def _poll(self, timeout_s: float) -> list[Ended]:
         ended = []
         for reply in self.pool.ready(timeout_s):
             if self.timeline is not None:
@@ -206,7 +164,7 @@ class Driver:
             if (episode := self._handle(reply, run)) is not None:
                 del self._running[reply.slot]
                 self.stages.release(reply.slot)
-                ended.append((run.request, episode))
+                ended.append(Ended(run.request, run.member, episode))
         self._fill()
         return ended
 
@@ -221,13 +179,12 @@ class Driver:
         for greedy in (False, True):
             part = [(slot, self._running[slot]) for slot in slots if self._running[slot].request.greedy == greedy]
             part.sort(key=lambda item: (item[1].request.key, item[1].member))  # which slot was free first is chance
-            keys = [(self.seed, 29, *run.request.key, run.member, len(run.decisions)) for _, run in part]
+            keys = [(self.seed, 29, *run.request.key, run.member, len(run.turns)) for _, run in part]
             seen = [run.observation for _, run in part if run.observation is not None]
             choices = self.vla.act(seen, keys, greedy=greedy, temperature=self.temperature)
             for (slot, run), choice in zip(part, choices, strict=True):
                 self._check(run, choice)
-                run.choice, run.observation, run.latest = choice, None, version
-                run.oldest = version if run.oldest is None else min(run.oldest, version)
+                run.choice, run.observation, run.version = choice, None, version
                 self.stages.sent(slot)
                 self.pool.step(slot, self.vla.actions(choice), frames=run.request.frames)
         self.counters["infer_s"] += time.monotonic() - began
@@ -240,11 +197,11 @@ class Driver:
             return
         spec, state = run.request.spec, run.request.state
         raise NonFiniteError(f"expected finite log-probs and values of the policy, found {choice.logps[:4]} ... and "
-                             f"{choice.values_V} in decision {len(run.decisions) + 1} of {spec.suite}/{spec.task}, state "
+                             f"{choice.values_V} in decision {len(run.turns) + 1} of {spec.suite}/{spec.task}, state "
                              f"{state.name}, member {run.member} (weights of version {self.vla.version}): the weights are broken; "
                              "lower optim.lr, or go back to an earlier checkpoint")
 
-    def play(self, requests: Iterable[GroupRequest]) -> Iterator[EpisodeGroup]:
+    def play(self, requests: Iterable[GroupRequest]) -> Iterator[RolloutGroup]:
         """Closed groups of `requests` in the order they close, until all are. Episodes of others that run meanwhile (of later
         steps, with schedule async) go on, and wait for the next `poll`."""
         closing, wanted = Closing(), set()
@@ -254,11 +211,11 @@ class Driver:
         while wanted:
             if due := self.due():
                 self.infer(due)
-            for request, episode in self._poll(0.0 if due else 1.0):
-                if request.key not in wanted:
-                    self._held.append((request, episode))
-                elif (group := closing.add(request, episode)) is not None:
-                    wanted.remove(request.key)
+            for ended in self._poll(0.0 if due else 1.0):
+                if ended.request.key not in wanted:
+                    self._held.append(ended)
+                elif (group := closing.add(ended)) is not None:
+                    wanted.remove(group.key)
                     yield group
 
     def give_up(self) -> None:
@@ -285,7 +242,7 @@ class Driver:
         self.stages.sent(slot)
         self.pool.reset(slot, run.request.spec, run.request.state)
 
-    def _handle(self, reply: Reply, run: _Running) -> Episode | None:
+    def _handle(self, reply: Reply, run: _Running) -> Rollout | None:
         """Take a reply; the episode if it ended."""
         if reply.error is not None:
             return self._failed(reply, run)
@@ -302,17 +259,15 @@ class Driver:
         run.observation = observation
         self.stages.answered(slot)
 
-    def _advanced(self, slot: int, run: _Running, chunk: ChunkResult) -> Episode | None:
+    def _advanced(self, slot: int, run: _Running, chunk: ChunkResult) -> Rollout | None:
         choice = run.choice
         assert choice is not None
         terminated, truncated = bool(chunk.terminated_C.any()), bool(chunk.truncated_C.any())
-        run.decisions.append(Decision(choice.prompt, choice.tokens, choice.logps, choice.values_V,
-                                      tuple(float(r) for r in chunk.rewards_C), tuple(bool(v) for v in chunk.valid_C),
-                                      terminated, truncated, run.latest))
+        run.turns.append(Turn(
+            choice.tokens, "", choice.logps, StopReason.EOS, run.version, choice.prompt, choice.values_V,
+            tuple(float(r) for r in chunk.rewards_C), tuple(bool(v) for v in chunk.valid_C), terminated, truncated))
         run.frames += chunk.frames
-        executed = int(chunk.valid_C.sum())
-        run.steps += executed
-        self.counters["control_steps"] += executed
+        self.counters["control_steps"] += int(chunk.valid_C.sum())
         run.success_once |= bool(chunk.success_C.any())
         if not chunk.done:
             self._waits(slot, run, chunk.observation)
@@ -322,11 +277,10 @@ class Driver:
         self._hopeless_in_a_row.clear()
         followed = self.bootstrap == "always" or (self.bootstrap == "standard" and truncated and not terminated)
         final = self.vla.prompt(chunk.observation) if followed and self.vla.value_head is not None else None
-        return Episode(run.request.spec, run.request.state, run.member, tuple(run.decisions), run.success_once,
-                       bool(chunk.success_C[chunk.valid_C][-1]), terminated, truncated, run.steps, run.oldest or 0, final,
-                       None, tuple(run.frames))
+        info = {"success_once": float(run.success_once), "success_at_end": float(chunk.success_C[chunk.valid_C][-1])}
+        return Rollout(tuple(run.turns), info=info, final=final, frames=tuple(run.frames))
 
-    def _failed(self, reply: Reply, run: _Running) -> Episode | None:
+    def _failed(self, reply: Reply, run: _Running) -> Rollout | None:
         request, error = run.request, reply.error or ""
         self.failures.append(Failure(request.key, run.member, request.spec.task, request.state.name, run.attempt, error))
         self.counters["failed_attempts"] += 1
@@ -344,8 +298,7 @@ class Driver:
         self.counters["episodes"] += 1
         self.counters["failed_episodes"] += 1
         self._count_hopeless(run, error)
-        return Episode(request.spec, request.state, run.member, tuple(run.decisions), steps=run.steps, version=run.oldest or 0,
-                       error=error)
+        return Rollout(tuple(run.turns), error=error)
 
     def _count_hopeless(self, run: _Running, error: str) -> None:
         """Note a state that failed for good. Raises PoolError when nothing works, or nothing of this environment."""
@@ -366,14 +319,15 @@ class Closing:
     """Collects episodes until their groups are whole."""
 
     def __init__(self) -> None:
-        self._open: dict[Key, dict[int, Episode]] = {}
+        self._open: dict[Key, dict[int, Rollout]] = {}
 
-    def add(self, request: GroupRequest, episode: Episode) -> EpisodeGroup | None:
-        """The group, if this was its last member."""
+    def add(self, ended: Ended) -> RolloutGroup | None:
+        """The group, if this was its last member: its rollouts are in order of the members."""
+        request, member = ended.request, ended.member
         members = self._open.setdefault(request.key, {})
-        assert episode.member not in members, f"member {episode.member} of group {request.key} ended twice"
-        members[episode.member] = episode
+        assert member not in members, f"member {member} of group {request.key} ended twice"
+        members[member] = ended.rollout
         if len(members) < request.members:
             return None
         del self._open[request.key]
-        return EpisodeGroup(request, tuple(members[m] for m in sorted(members)))
+        return RolloutGroup(request.sample, tuple(members[m] for m in sorted(members)), key=request.key)

@@ -10,17 +10,18 @@ Keys and records number the places of the whole step; mmrl.pipeline is told the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mmrl.algorithms import trainable
 from mmrl.pipeline import Closed
+from mmrl.types import RolloutGroup
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, InitialState, Split, initial_states
 from robotics.returns import outcome_of
-from robotics.rollout import Closing, Driver, Episode, EpisodeGroup, GroupRequest
+from robotics.rollout import Closing, Driver, GroupRequest
 
 __all__ = ["EpisodeSource", "Played", "StepRecord", "env_specs", "states_of"]
 
@@ -57,10 +58,12 @@ class Played:
     tokens: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, request: GroupRequest, e: Episode) -> Played:
-        """One member of a group."""
-        return cls(request.key, e.spec.task, e.state.name, e.state.seed, e.member, e.success_once, e.success_at_end, e.steps,
-                   e.reward, e.error, tuple(d.tokens for d in e.decisions))
+    def of(cls, group: RolloutGroup) -> tuple[Played, ...]:
+        """The members of a group."""
+        s = group.sample
+        return tuple(cls(group.key, s.task, s.id, s.params["state"].seed, m, bool(r.info.get("success_once")),
+                         bool(r.info.get("success_at_end")), r.steps, r.reward, r.error, tuple(t.token_ids for t in r.turns))
+                     for m, r in enumerate(group.rollouts))
 
 
 @dataclass
@@ -117,23 +120,23 @@ class EpisodeSource:
         a = self.config.algorithm
         return a.max_rounds if a.dynamic_sampling else 1
 
-    def poll(self, timeout_s: float) -> Sequence[Closed[EpisodeGroup]]:
+    def poll(self, timeout_s: float) -> Sequence[Closed[RolloutGroup]]:
         """See GroupSource."""
         closed = []
-        for request, episode in self.driver.poll(timeout_s):
-            group = self._closing.add(request, episode)
+        for ended in self.driver.poll(timeout_s):
+            group = self._closing.add(ended)
             if group is not None and (end := self._judge(group)) is not None:
                 closed.append(end)
         return closed
 
-    def _judge(self, group: EpisodeGroup) -> Closed[EpisodeGroup] | None:
+    def _judge(self, group: RolloutGroup) -> Closed[RolloutGroup] | None:
         """The end of the group's place, or None when another state is tried there."""
-        step, place, attempt = group.request.key
+        step, place, attempt = group.key
         record, outcome = self.records[step], outcome_of(self.config, group)
-        record.groups.append(tuple(Played.of(group.request, e) for e in group.episodes))
-        version = min((e.version for e in group.episodes), default=step - 1)
+        record.groups.append(Played.of(group))
+        version = min(r.oldest_version(step - 1) for r in group.rollouts)
         if self.config.rl.kind == "ppo":  # a critic judges each decision: what finished can be learned from
-            wanted = any(map(trainable, group.episodes))
+            wanted = any(map(trainable, group.rollouts))
         else:
             wanted = outcome.offered is not None and (outcome.keep or not self.config.algorithm.dynamic_sampling)
         if wanted:
@@ -151,19 +154,19 @@ class EpisodeSource:
         """See GroupSource."""
         return self.driver.due() or None
 
-    def infer(self, batch: Any, version: int) -> Sequence[Closed[EpisodeGroup]]:
+    def infer(self, batch: Any, version: int) -> Sequence[Closed[RolloutGroup]]:
         """See GroupSource."""
         self.driver.vla.core.version = version
         self.driver.infer(batch)
         return []
 
-    def again(self, closed: Closed[EpisodeGroup]) -> None:
+    def again(self, closed: Closed[RolloutGroup]) -> None:
         """See GroupSource: the same state once more, with the weights of now. Its key is new, so its noise is; which of the place's
         states it is stays readable as attempt modulo the number of rounds."""
         assert closed.group is not None
-        step, place, attempt = closed.group.request.key
+        step, place, attempt = closed.group.key
         self.records[step].kept -= 1
-        self.driver.submit(replace(closed.group.request, key=(step, place, attempt + self._rounds)))
+        self.driver.submit(GroupRequest.again(closed.group, (step, place, attempt + self._rounds)))
 
     def publish(self, version: int) -> None:
         """See GroupSource: inference uses the trained module itself, which from now on is that version, also for an evaluation

@@ -33,6 +33,7 @@ from mmrl.pipeline import Outcome, Pipeline
 from mmrl.preflight import ALWAYS_MEASURED, Measured
 from mmrl.timeline import Timeline
 from mmrl.trainer import Trainer
+from mmrl.types import RolloutGroup
 from robotics.config import EmbodiedConfig, EnvConfig
 from robotics.contract import make_simulator
 from robotics.evaluate import HEADLINE, METRICS, evaluate_policy
@@ -40,7 +41,7 @@ from robotics.load import load_vla
 from robotics.pool import EnvPool
 from robotics.pool_types import PoolSettings
 from robotics.ray_pool import RayWorkers
-from robotics.rollout import Driver, EpisodeGroup, Failure
+from robotics.rollout import Driver, Failure
 from robotics.source import EpisodeSource, Played, StepRecord, env_specs
 from robotics.update import EmbodiedUpdate, EmbodiedUpdater
 
@@ -70,7 +71,7 @@ class EmbodiedTrainer(Trainer):
 
     config: EmbodiedConfig
     updater: EmbodiedUpdater
-    pipeline: Pipeline[EpisodeGroup, EmbodiedUpdate]
+    pipeline: Pipeline[RolloutGroup, EmbodiedUpdate]
 
     def fit(self) -> dict[str, Any]:
         """See Trainer.fit."""

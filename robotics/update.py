@@ -43,13 +43,13 @@ from mmrl.engines.base import TrainEngine
 from mmrl.engines.lockstep import Losses, agree
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import within_budget
+from mmrl.types import Rollout, RolloutGroup
 from mmrl.update import SourceStats
 from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.critic import critique, ppo_settings
 from robotics.decisions import Column, Item, Place, Trajectory, plan_of, trajectory_of
 from robotics.returns import outcome_of
-from robotics.rollout import Episode, EpisodeGroup
 from robotics.vla import Evaluated, VLAPolicy
 
 __all__ = ["EmbodiedUpdate", "EmbodiedUpdater"]
@@ -110,7 +110,7 @@ class EmbodiedUpdater:
         self.step = 0
         self.losses = Losses(engine, self.world)
         self._open: EmbodiedUpdate | None = None
-        self._collected: list[EpisodeGroup] = []
+        self._collected: list[RolloutGroup] = []
 
     @property
     def total_updates(self) -> int:
@@ -131,9 +131,9 @@ class EmbodiedUpdater:
         """Whether a group's gradient is taken as it closes."""
         return not self.collects and not self.engine.lockstep
 
-    def _train_on_all(self, groups: Sequence[EpisodeGroup], result: EmbodiedUpdate) -> None:
+    def _train_on_all(self, groups: Sequence[RolloutGroup], result: EmbodiedUpdate) -> None:
         """All passes over the step's groups, whatever the order they closed in."""
-        trajectories = self._prepared(sorted(groups, key=lambda g: g.request.key), result)
+        trajectories = self._prepared(sorted(groups, key=lambda g: g.key), result)
         a = self.config.algorithm
         if a.epochs * a.minibatches > 1 and self.correction.mode != "none":
             trajectories = self._with_proximal(trajectories, result)
@@ -168,7 +168,7 @@ class EmbodiedUpdater:
             self.engine.begin()
         self._open = EmbodiedUpdate()
 
-    def add(self, group: EpisodeGroup) -> None:
+    def add(self, group: RolloutGroup) -> None:
         """Forward and backward of one closed group; the weights stay as they are. With several passes over a step's groups, or
         a critic that judges them together, it is kept for `finish`."""
         result = self._open
@@ -219,24 +219,23 @@ class EmbodiedUpdater:
             whole.add(part)
         return whole
 
-    def _prepared(self, groups: Sequence[EpisodeGroup], result: EmbodiedUpdate) -> list[Trajectory]:
+    def _prepared(self, groups: Sequence[RolloutGroup], result: EmbodiedUpdate) -> list[Trajectory]:
         found = []
         if self.config.rl.kind == "ppo":
             judged = critique(self.config, self.actor, groups, self.world)
             result.critic = judged.metrics
             for group in groups:
-                for e in filter(trainable, group.episodes):
-                    place = (group.request.key, e.member)
+                for place, e in (((group.key, m), e) for m, e in enumerate(group.rollouts) if trainable(e)):
                     found.append(self._trajectory(e, place, judged.advantages[place], judged.values[place], judged.returns[place]))
         else:
             for group in groups:
                 advantages = outcome_of(self.config, group).advantages_G
-                found += [self._trajectory(e, (group.request.key, e.member), [(a,)] * len(e.decisions))
-                          for e, a in zip(group.episodes, advantages, strict=True) if trainable(e)]
+                found += [self._trajectory(e, (group.key, m), [(a,)] * len(e.turns))
+                          for m, (e, a) in enumerate(zip(group.rollouts, advantages, strict=True)) if trainable(e)]
         result.decisions += sum(len(t.items) for t in found)
         return found
 
-    def _trajectory(self, episode: Episode, place: Place, *columns: Column) -> Trajectory:
+    def _trajectory(self, episode: Rollout, place: Place, *columns: Column) -> Trajectory:
         return trajectory_of(self.config, episode, place, self.vla.codec.dim, self.step, *columns)
 
     def _backward(self, plan: Sequence[Sequence[Item]], result: EmbodiedUpdate, *, fresh: bool, first: bool) -> None:

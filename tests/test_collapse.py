@@ -17,22 +17,22 @@ from mmrl.errors import MMRLError
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.schedule import StepTally
 from mmrl.trainer import Trainer
-from mmrl.types import Completion, Group, Sample, Score, StopReason, Trajectory
+from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from mmrl.update import UpdateResult
 from tests.engine_kit import album_data, config_file, picture, read_jsonl, small_run
 
 BOXES = [[30 * i, 20 * i, 30 * i + 90 + i, 20 * i + 60] for i in range(16)]
 
 
-def group(place: int, truth: Any, texts: list[str | None], source: str = "boxes", reward: float = 0.4) -> Group:
+def group(place: int, truth: Any, texts: list[str | None], source: str = "boxes", reward: float = 0.4) -> RolloutGroup:
     """A prompt with its truth and the texts that were answered; None: an answer that could not be read."""
     scores = [Score.combine({"accuracy": reward}, {"accuracy": 1.0}, parsed=text is not None) for text in texts]
-    answers = [Completion((1,), text or "", (0.0,), StopReason.EOS) for text in texts]
-    return Group(Sample(f"s{place}", "t", source, "?", truth),
-                 tuple(Trajectory((answer,), score) for answer, score in zip(answers, scores, strict=True)), key=(1, place, 0))
+    answers = [Turn((1,), text or "", (0.0,), StopReason.EOS) for text in texts]
+    return RolloutGroup(Sample(f"s{place}", "t", source, "?", truth),
+                 tuple(Rollout((answer,), score) for answer, score in zip(answers, scores, strict=True)), key=(1, place, 0))
 
 
-def row_of(groups: list[Group]) -> dict[str, Any]:
+def row_of(groups: list[RolloutGroup]) -> dict[str, Any]:
     return {"step": 1, **step_metrics(completion_records(groups), StepTally(), UpdateResult(), {"total": 1.0})}
 
 

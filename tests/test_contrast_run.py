@@ -12,7 +12,7 @@ from mmrl.config import ADVANTAGE_SCALES, RunConfig, load_config
 from mmrl.errors import ConfigError
 from mmrl.group_rewards import accuracies, contrast_bonuses, contrast_settings, group_outcome, training_parts, training_rewards
 from mmrl.trainer import Trainer
-from mmrl.types import Completion, Group, Score, StopReason, Trajectory
+from mmrl.types import Rollout, RolloutGroup, Score, StopReason, Turn
 from mmrl.views import VIEWS, changed_prompt, shuffled_order
 from tests.album_task import Album
 from tests.clip_kit import TASK, clip, mixed_file, policy_of, sample
@@ -30,7 +30,7 @@ def trainer(folder: Path, **sections: Any) -> Trainer:
     return Trainer(load_config(config_file(folder / "c.yaml", tree)))
 
 
-def run(folder: Path, contrast: dict[str, Any], **sections: Any) -> tuple[Trainer, list[Group]]:
+def run(folder: Path, contrast: dict[str, Any], **sections: Any) -> tuple[Trainer, list[RolloutGroup]]:
     made = trainer(folder, algorithm={"contrast": contrast, "dynamic_sampling": False},
                    train={"steps": 1, "prompts_per_step": 10}, rollout={"group_size": 4, "max_new_tokens": 6}, **sections)
     made.fit()
@@ -45,15 +45,15 @@ def test_only_inputs_the_view_changes_get_a_second_group(tmp_path: Path, kind: s
     assert len(groups) == 10 and {g.sample.id for g in groups} == {"m0", "m1", "m2", "m3", "m4"}
     for group in groups:
         assert bool(group.view) == (group.sample.id in touched), group.sample.id
-        assert len(group.contrast) == (2 if group.view else 0) and len(group.trajectories) == 4
+        assert len(group.contrast) == (2 if group.view else 0) and len(group.rollouts) == 4
         assert all(t.score is not None for t in group.contrast)
         bonus = contrast_bonuses(group, made.config)
         rewards = training_rewards(group, made.config)
         assert rewards == pytest.approx(np.add(group.rewards_G, bonus).tolist())
         assert group.probe == bool(group.view), "without skipping every group is measured"
-        p, changed = (float(np.mean(accuracies(x))) if x else 0.0 for x in (group.trajectories, group.contrast))
+        p, changed = (float(np.mean(accuracies(x))) if x else 0.0 for x in (group.rollouts, group.contrast))
         granted = bool(group.view) and p >= 0.8 * changed
-        assert bonus == [0.3 if granted and a > 0.1 else 0.0 for a in accuracies(group.trajectories)]
+        assert bonus == [0.3 if granted and a > 0.1 else 0.0 for a in accuracies(group.rollouts)]
         parts, weights = training_parts(group, made.config)
         assert [sum(w[k] * x[k] for k in x) for x, w in zip(parts, weights, strict=True)] == pytest.approx(rewards)
     row = read_jsonl(made.folder.path / "metrics.jsonl")[-1]
@@ -103,15 +103,16 @@ def test_skipping_leaves_the_update_as_it_is(tmp_path: Path, algorithm: dict[str
     assert max(float((a - b).abs().max()) for a, b in zip(*weights, strict=True)) < 2e-5
 
 
-def closed(rewards: list[float], changed: list[float] | None, broken: int = 0) -> Group:
+def closed(rewards: list[float], changed: list[float] | None, broken: int = 0) -> RolloutGroup:
     """A group with these accuracies; the last `broken` rewards failed."""
-    def trajectory(value: float, failed: bool = False) -> Trajectory:
+    def trajectory(value: float, failed: bool = False) -> Rollout:
         score = Score.failure("reward_error: x", ("accuracy",)) if failed else Score.combine(
             {"accuracy": value, "format": 1.0}, {"accuracy": 0.9, "format": 0.1}, parsed=True)
-        return Trajectory((Completion((1,), "x", (0.0,), StopReason.EOS),), score)
+        return Rollout((Turn((1,), "x", (0.0,), StopReason.EOS),), score)
 
     own = tuple(trajectory(r, i >= len(rewards) - broken) for i, r in enumerate(rewards))
-    return Group(sample(("a.mp4",)), own, key=(1, 0, 0), view="shuffle", contrast=tuple(trajectory(r) for r in changed or []))
+    contrast = tuple(trajectory(r) for r in changed or [])
+    return RolloutGroup(sample(("a.mp4",)), own, key=(1, 0, 0), view="shuffle", contrast=contrast)
 
 
 def rule(**algorithm: Any) -> RunConfig:

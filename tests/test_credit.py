@@ -19,7 +19,7 @@ from mmrl.config import RunConfig, load_config
 from mmrl.credit import Credit, accuracy_level, part_weights
 from mmrl.errors import ConfigError, RewardError
 from mmrl.group_rewards import GroupOutcome, group_outcome, training_parts
-from mmrl.types import Completion, Group, Sample, Score, StopReason, Trajectory
+from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from tests.medley_task import Medley
 
 FAILURE = "reward_error: broken"
@@ -41,14 +41,14 @@ def score(parts: dict[str, float], weights: dict[str, float] | None = None, **op
     return Score.combine(parts, weights or {"accuracy": 0.9, "style": 0.1}, parsed=True, **options)
 
 
-def group(place: int, scores: list[Score], task: str = "t", lengths: list[int] | None = None) -> Group:
+def group(place: int, scores: list[Score], task: str = "t", lengths: list[int] | None = None) -> RolloutGroup:
     lengths = lengths or [3] * len(scores)
-    turns = [Completion((1,) * n, "x", (0.0,) * n, StopReason.EOS) for n in lengths]
-    trajectories = tuple(Trajectory((c,), s) for c, s in zip(turns, scores, strict=True))
-    return Group(Sample(f"s{place}", task, "src", "?", None), trajectories, key=(1, place, 0))
+    turns = [Turn((1,) * n, "x", (0.0,) * n, StopReason.EOS) for n in lengths]
+    trajectories = tuple(Rollout((c,), s) for c, s in zip(turns, scores, strict=True))
+    return RolloutGroup(Sample(f"s{place}", task, "src", "?", None), trajectories, key=(1, place, 0))
 
 
-def random_groups(count: int = 5, size: int = 4) -> list[Group]:
+def random_groups(count: int = 5, size: int = 4) -> list[RolloutGroup]:
     rng = np.random.default_rng(0)
     return [group(i, [score({"accuracy": a, "style": b}) for a, b in rng.random((size, 2))], task=f"t{i % 2}",
                   lengths=rng.integers(1, 9, size).tolist()) for i in range(count)]
@@ -58,7 +58,7 @@ def settings(*overrides: str) -> RunConfig:
     return load_config(None, list(overrides))
 
 
-def advantages(groups: list[Group], *overrides: str) -> dict[Any, tuple[float, ...]]:
+def advantages(groups: list[RolloutGroup], *overrides: str) -> dict[Any, tuple[float, ...]]:
     return Credit(settings(*overrides), Process([])).assign(groups)  # type: ignore[arg-type]
 
 
@@ -97,7 +97,7 @@ def test_gdpo_sums_normalised_parts_and_whitens_over_the_step() -> None:
     for g in groups:
         total = 0.0
         for name, weight in (("accuracy", 0.9), ("style", 0.1)):
-            x = np.array([t.score.parts[name] for t in g.trajectories])  # type: ignore[union-attr]
+            x = np.array([t.score.parts[name] for t in g.rollouts])  # type: ignore[union-attr]
             total = total + weight * (x - x.mean()) / (x.std(ddof=1) + 1e-6)
         sums.append(total)
     flat = np.concatenate(sums)

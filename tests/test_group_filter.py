@@ -16,7 +16,7 @@ from mmrl.identity import check_identity
 from mmrl.registry import task_from_spec
 from mmrl.schedule import SerialSchedule
 from mmrl.trainer import Trainer
-from mmrl.types import Completion, Group, Sample, Score, StopReason, Trajectory
+from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from tests.engine_kit import REPO, config_file, merge, read_jsonl, small_run
 from tests.medley_task import Medley
 
@@ -25,17 +25,17 @@ WEIGHTS = {"accuracy": 0.9, "style": 0.1}
 
 
 def group(parts: list[dict[str, float]], lengths: list[int] | None = None, weights: dict[str, float] | None = None,
-          task: str = "t") -> Group:
-    turns = [Completion((1,) * n, "x", (0.0,) * n, StopReason.EOS) for n in lengths or [3] * len(parts)]
+          task: str = "t") -> RolloutGroup:
+    turns = [Turn((1,) * n, "x", (0.0,) * n, StopReason.EOS) for n in lengths or [3] * len(parts)]
     scores = [Score.combine(p, weights or {k: WEIGHTS[k] for k in p}, parsed=True) for p in parts]
-    return Group(Sample("s", task, "src", "?", None), tuple(Trajectory((c,), s) for c, s in zip(turns, scores, strict=True)))
+    return RolloutGroup(Sample("s", task, "src", "?", None), tuple(Rollout((c,), s) for c, s in zip(turns, scores, strict=True)))
 
 
 def settings(*overrides: str) -> RunConfig:
     return load_config(None, list(overrides))
 
 
-def signal(g: Group, *overrides: str, task: Medley | None = None) -> bool:
+def signal(g: RolloutGroup, *overrides: str, task: Medley | None = None) -> bool:
     return group_outcome(g, settings(*overrides), task or Medley()).signal
 
 
@@ -117,7 +117,7 @@ def test_a_key_that_no_task_has_is_refused_before_and_while_running() -> None:
         group_outcome(group([{"accuracy": 1.0}] * 2), wrong, Medley())
     check_filter_key(settings(), [Medley()])
     check_filter_key(settings("algorithm.filter.key=style"), [Medley()])
-    failed = Group(Sample("s", "t", "src", "?", None), (Trajectory((), Score.failure("no_answer")),) * 2)
+    failed = RolloutGroup(Sample("s", "t", "src", "?", None), (Rollout((), Score.failure("no_answer")),) * 2)
     assert not group_outcome(failed, settings("algorithm.filter.key=style"), Medley()).signal, "no parts at all: failures"
 
 
@@ -147,7 +147,7 @@ def test_a_checkpoint_from_before_was_judged_by_the_whole_reward() -> None:
     check_identity({"seed": 1, "env.suite": "tiny"}, {**new, "env.suite": "tiny"})
 
 
-def judged(g: Group, task: Any, selection: VarianceSelection | None = None) -> tuple[Verdict, dict[str, int]]:
+def judged(g: RolloutGroup, task: Any, selection: VarianceSelection | None = None) -> tuple[Verdict, dict[str, int]]:
     """What the schedule makes of a group, and what it counts."""
     schedule = object.__new__(SerialSchedule)  # its judging needs no model
     schedule.sampler, schedule.selection = DynamicSampler(SamplerSettings(quota=1, max_attempts=1)), selection
@@ -171,7 +171,7 @@ def test_the_schedule_judges_and_counts_by_the_key() -> None:
     assert judged(mixed, wide, selection)[0] is judged(mixed, wide)[0] is Verdict.KEPT
 
 
-def trained(folder: Path, **algorithm: Any) -> tuple[list[Group], list[dict[str, Any]], RunConfig]:
+def trained(folder: Path, **algorithm: Any) -> tuple[list[RolloutGroup], list[dict[str, Any]], RunConfig]:
     """Four steps on questions that are answered right or wrong; every group that was trained on."""
     rows = [{"id": f"m{i}", "task": "binary", "source": "src", "question": f"Question {i}?"} for i in range(12)]
     folder.mkdir(parents=True)
@@ -179,7 +179,7 @@ def trained(folder: Path, **algorithm: Any) -> tuple[list[Group], list[dict[str,
     tree = small_run(folder, str(folder / "rows.jsonl"), train={"steps": 4, "prompts_per_step": 6, "save_every": 0},
                      rollout={"group_size": 3, "max_new_tokens": 6})
     tree["data"] = {"train": [{"task": f"{REPO / 'tests' / 'medley_task.py'}:Medley", "path": str(folder / "rows.jsonl")}]}
-    found: list[Group] = []
+    found: list[RolloutGroup] = []
 
     class Watched(Trainer):
         def _train_step(self, step: int) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def test_no_group_of_equal_task_rewards_is_trained_on_under_a_soft_length_penalt
     soft = {"overlong": "soft", "overlong_buffer": 6, "overlong_weight": 0.5, "aggregation": aggregation}
     groups, rows, config = trained(tmp_path / "soft", **soft)
     assert len(groups) >= 4 and sum(r["train/groups/no_signal"] for r in rows) > 0
-    accuracy = [[t.score.parts["accuracy"] for t in g.trajectories if t.score] for g in groups]
+    accuracy = [[t.score.parts["accuracy"] for t in g.rollouts if t.score] for g in groups]
     assert all(max(a) > min(a) for a in accuracy), "equal accuracy was trained on: on length, or on form"
-    assert any(len({t.num_tokens for t in g.trajectories}) > 1 and training_rewards(g, config) != list(g.rewards_G)
+    assert any(len({t.num_tokens for t in g.rollouts}) > 1 and training_rewards(g, config) != list(g.rewards_G)
                for g in groups), "the penalty acts on the groups that are kept"

@@ -17,25 +17,25 @@ from mmrl.group_rewards import (
     training_rewards,
     usable,
 )
-from mmrl.types import Completion, Group, ImageSize, Sample, Score, StopReason, Trajectory, VideoSize
+from mmrl.types import ImageSize, Rollout, RolloutGroup, Sample, Score, StopReason, Turn, VideoSize
 from tests.medley_task import Medley
 
 WEIGHTS = {"accuracy": 0.9, "style": 0.1}
 FAILED = Score.failure("reward_error: it raised")
 
 
-def trajectory(score: Score, tokens: int = 3, offline: bool = False) -> Trajectory:
-    turn = Completion((1,) * tokens, "x", (0.0,) * tokens, StopReason.EOS)
-    return replace(Trajectory((turn,), score), offline=offline)
+def trajectory(score: Score, tokens: int = 3, offline: bool = False) -> Rollout:
+    turn = Turn((1,) * tokens, "x", (0.0,) * tokens, StopReason.EOS)
+    return replace(Rollout((turn,), score), offline=offline)
 
 
-def right(accuracy: float, style: float = 0.0, **options: object) -> Trajectory:
+def right(accuracy: float, style: float = 0.0, **options: object) -> Rollout:
     return trajectory(Score.combine({"accuracy": accuracy, "style": style}, WEIGHTS, parsed=True), **options)  # type: ignore[arg-type]
 
 
-def group(*members: Trajectory, contrast: tuple[Trajectory, ...] = (), view: str = "shuffle",
-          key: tuple[int, int, int] = (1, 2, 0)) -> Group:
-    return Group(Sample("s", "share", "src", "?", None), members, contrast=contrast, view=view, key=key)
+def group(*members: Rollout, contrast: tuple[Rollout, ...] = (), view: str = "shuffle",
+          key: tuple[int, int, int] = (1, 2, 0)) -> RolloutGroup:
+    return RolloutGroup(Sample("s", "share", "src", "?", None), members, contrast=contrast, view=view, key=key)
 
 
 def settings(*overrides: str) -> RunConfig:
@@ -123,7 +123,7 @@ def test_a_group_of_one_usable_completion_says_nothing() -> None:
     assert two.rewards == pytest.approx([0.9, 0.0]) and two.signal
 
 
-def parted(*parts: dict[str, float], weights: dict[str, float] | None = None) -> Group:
+def parted(*parts: dict[str, float], weights: dict[str, float] | None = None) -> RolloutGroup:
     return group(*(trajectory(Score.combine(p, weights or {k: WEIGHTS[k] for k in p}, parsed=True)) for p in parts), view="")
 
 

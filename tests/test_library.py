@@ -379,3 +379,11 @@ def test_the_snippet_of_the_readme_runs(tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text(f"rows = [{{'question': f'Say {{n}}.', 'answer': str(n)}} for n in range(20)]\n{code}"
                                          "\nprint(found['greedy']['reward']['n'])")
     assert run_python(tmp_path / "snippet.py", tmp_path).splitlines()[-1] == "3"
+
+
+def test_former_names_of_the_rollout_types_warn_for_one_release() -> None:
+    import mmrl
+
+    for old, new in (("Completion", mmrl.Turn), ("Trajectory", mmrl.Rollout), ("Group", mmrl.RolloutGroup)):
+        with pytest.warns(DeprecationWarning, match=f"mmrl.{old} is called mmrl.{new.__name__}"):
+            assert getattr(mmrl, old) is new

@@ -8,23 +8,23 @@ import pytest
 from mmrl.algorithms import LossStats
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.schedule import StepTally
-from mmrl.types import Completion, Group, Sample, Score, StopReason, Trajectory
+from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from mmrl.update import SourceStats, UpdateResult
 
 
-def trajectory(iou: float | None, length: int = 4, stop: StopReason = StopReason.EOS, measured: bool = True) -> Trajectory:
+def trajectory(iou: float | None, length: int = 4, stop: StopReason = StopReason.EOS, measured: bool = True) -> Rollout:
     """One completion of that IoU; None: nothing could be parsed. Not `measured`: its reward gave no metrics at all."""
     metrics = {"iou": iou or 0.0, "acc@0.5": float((iou or 0.0) >= 0.5)} if measured else {}
     score = Score.combine({"accuracy": iou or 0.0}, {"accuracy": 1.0}, parsed=iou is not None,
                           reason="no_answer" if iou is None else None, metrics=metrics)
-    return Trajectory((Completion((1,) * length, "x", (0.0,) * length, stop),), score)
+    return Rollout((Turn((1,) * length, "x", (0.0,) * length, stop),), score)
 
 
-def group(source: str, *trajectories: Trajectory, place: int = 0) -> Group:
-    return Group(Sample(f"s{place}", "t", source, "?", None), trajectories, key=(1, place, 0))
+def group(source: str, *trajectories: Rollout, place: int = 0) -> RolloutGroup:
+    return RolloutGroup(Sample(f"s{place}", "t", source, "?", None), trajectories, key=(1, place, 0))
 
 
-def row_of(*groups: Group) -> dict[str, Any]:
+def row_of(*groups: RolloutGroup) -> dict[str, Any]:
     return step_metrics(completion_records(groups), StepTally(), UpdateResult(), {"total": 1.0})
 
 
@@ -60,11 +60,11 @@ def test_a_reward_that_failed_without_metrics_counts_as_missed() -> None:
 
 
 def told(value: float, *, correct: float | None = None, length: int = 4, text: str = "x", parts: dict[str, float] | None = None,
-         stop: StopReason = StopReason.EOS) -> Trajectory:
+         stop: StopReason = StopReason.EOS) -> Rollout:
     metrics = {} if correct is None else {"correct": correct}
     parts = parts or {"accuracy": value}
     score = Score(value, True, None, parts, dict.fromkeys(parts, 1.0), metrics)
-    return Trajectory((Completion((1,) * length, text, (0.0,) * length, stop),), score)
+    return Rollout((Turn((1,) * length, text, (0.0,) * length, stop),), score)
 
 
 def test_right_is_the_tasks_own_verdict_when_it_has_one() -> None:
@@ -77,16 +77,18 @@ def test_right_is_the_tasks_own_verdict_when_it_has_one() -> None:
 
 
 def test_parts_and_metrics_are_means_over_the_tasks_that_have_them() -> None:
-    mixed = [Group(Sample(f"m{i}", task, "mixed", "?", None), (trajectory,), key=(1, i, 0)) for i, (task, trajectory) in enumerate([
-        ("count", told(0.5, parts={"accuracy": 0.5, "near": 0.8})), ("count", told(0.0)), ("ocr", told(1.0, correct=1.0))])]
+    answers = [("count", told(0.5, parts={"accuracy": 0.5, "near": 0.8})), ("count", told(0.0)), ("ocr", told(1.0, correct=1.0))]
+    mixed = [RolloutGroup(Sample(f"m{i}", task, "mixed", "?", None), (rollout,), key=(1, i, 0))
+             for i, (task, rollout) in enumerate(answers)]
     row = row_of(*mixed)
     assert row["train/mixed/reward/part/near"] == pytest.approx(0.4), "a failure of its own task counts, another task does not"
     assert row["train/reward/part/accuracy"] == pytest.approx(0.5) and row["train/correct"] == 1.0
 
 
 def test_boxes_of_a_mixed_source_are_those_of_its_box_tasks() -> None:
-    boxes = Group(Sample("b", "grounding", "mixed", "?", None), (trajectory(0.9), trajectory(None, measured=False)), key=(1, 0, 0))
-    texts = Group(Sample("t", "ocr", "mixed", "?", None), (told(0.0), told(0.0)), key=(1, 1, 0))
+    boxes = RolloutGroup(Sample("b", "grounding", "mixed", "?", None), (trajectory(0.9), trajectory(None, measured=False)),
+                         key=(1, 0, 0))
+    texts = RolloutGroup(Sample("t", "ocr", "mixed", "?", None), (told(0.0), told(0.0)), key=(1, 1, 0))
     row = row_of(boxes, texts)
     assert row["train/mixed/precision@0.5"] == 1 and row["train/mixed/recall@0.5"] == 0.5
 

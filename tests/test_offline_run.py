@@ -22,7 +22,7 @@ from mmrl.group_rewards import contrast_bonuses
 from mmrl.offline import Demonstrations, check_demonstrations, demonstrations
 from mmrl.pass_rates import read_pass_rates
 from mmrl.trainer import Trainer
-from mmrl.types import RewardContext, Sample, Score, StopReason, Trajectory
+from mmrl.types import RewardContext, Rollout, Sample, Score, StopReason
 from tests.album_task import Album
 from tests.engine_kit import config_file, policy, read_jsonl, small_run, weights_of
 from tests.fast_kit import first_fast
@@ -122,8 +122,8 @@ def test_demonstrations_count_in_advantages_and_in_no_other_metric(tmp_path: Pat
     (row,) = metrics(made)
     assert made.updater.entropy.state_dict()["last"] == pytest.approx(row["train/entropy"]), "of the policy's own tokens"
     for group in made.schedule.tally.groups:
-        assert [t.offline for t in group.trajectories] == [False] * 3 + [True]
-        told = group.trajectories[-1]
+        assert [t.offline for t in group.rollouts] == [False] * 3 + [True]
+        told = group.rollouts[-1]
         assert told.turns[0].text == TEXT and told.turns[0].stop is StopReason.EOS and set(told.turns[0].logps) == {0.0}
         assert told.turns[0].token_ids[-1] == made.policy.eos_ids[0] and told.score is not None and told.score.value == 1.0
         advantages = made.updater.credit.assign([group])[group.key]
@@ -158,7 +158,7 @@ def test_places_of_demonstrations(tmp_path: Path, options: dict[str, Any], own: 
     made = trainer(tmp_path, {"per_group": 1, **options})
     made.fit()
     for group in made.schedule.tally.groups:
-        assert [t.offline for t in group.trajectories] == [False] * own + [True] and len(group.replaced) == replaced
+        assert [t.offline for t in group.rollouts] == [False] * own + [True] and len(group.replaced) == replaced
     (row,) = metrics(made)
     assert row["train/offline/share"] == pytest.approx(1 / (own + replaced + 1)) and row["train/offline/logp"] is not None
 
@@ -172,10 +172,10 @@ def test_only_when_failing_leaves_solved_groups_alone(tmp_path: Path) -> None:
         seen += list(made.schedule.groups(step))
     assert len(seen) == 12
     for group in seen:
-        own = [t for t in (*group.trajectories, *group.replaced) if not t.offline]
+        own = [t for t in (*group.rollouts, *group.replaced) if not t.offline]
         assert len(own) == 4
-        assert any(t.offline for t in group.trajectories) == (not any(t.score and t.score.value > 0.5 for t in own))
-    assert {any(t.offline for t in g.trajectories) for g in seen} == {True, False}, "the example must show both"
+        assert any(t.offline for t in group.rollouts) == (not any(t.score and t.score.value > 0.5 for t in own))
+    assert {any(t.offline for t in g.rollouts) for g in seen} == {True, False}, "the example must show both"
 
 
 def with_scorer(made: Trainer) -> None:
@@ -196,7 +196,7 @@ def test_gold_answers_need_no_data_and_end_with_until(tmp_path: Path) -> None:
     made.fit()
     assert ["train/offline/share" in row for row in metrics(made)] == [True, True, False, False]
     with_scorer(made)
-    texts = {g.sample.id: g.trajectories[-1].turns[0].text for g in made.schedule.groups(1)}
+    texts = {g.sample.id: g.rollouts[-1].turns[0].text for g in made.schedule.groups(1)}
     assert {texts.get("t0", TEXT), texts.get("t1", TEXT)} == {TEXT} and texts.get("t2", "mine") == "mine"
 
 
@@ -210,7 +210,7 @@ def test_what_cannot_be_used_is_recorded_and_never_cut(tmp_path: Path) -> None:
     assert all("found end-of-turn or media tokens in it" in reasons[i] for i in ("t1", "t2"))
     (row,) = metrics(made)
     assert row["train/offline/skipped"] == 3 and row["train/offline/share"] == pytest.approx(1 / 12)
-    assert {g.sample.id: len(g.trajectories) for g in made.schedule.tally.groups} == {"t0": 4, "t1": 4, "t2": 4}
+    assert {g.sample.id: len(g.rollouts) for g in made.schedule.tally.groups} == {"t0": 4, "t1": 4, "t2": 4}
     failing = trainer(tmp_path / "b", {"per_group": 1, "gold": True}, [{}] * 3, answer="no gold")
     failing.fit()
     told = {f["reason"] for f in read_jsonl(failing.folder.path / "failures.jsonl")}
@@ -240,9 +240,9 @@ def test_contrast_pays_no_bonus_to_demonstrations(tmp_path: Path) -> None:
     (group, *_) = made.schedule.groups(1)
     from dataclasses import replace
 
-    seen = replace(group, view="shuffle", contrast=group.trajectories[:1])
+    seen = replace(group, view="shuffle", contrast=group.rollouts[:1])
     found = contrast_bonuses(seen, made.config)
-    own = [t.score.value for t in group.trajectories if not t.offline and t.score]
+    own = [t.score.value for t in group.rollouts if not t.offline and t.score]
     assert found == [*(0.3 if value > 0 else 0.0 for value in own), 0.0]
 
 
@@ -367,7 +367,7 @@ def test_runs_that_have_no_use_for_demonstrations_say_so() -> None:
 
 
 def test_own_trajectories_are_not_offline_by_default() -> None:
-    assert not Trajectory(()).offline
+    assert not Rollout(()).offline
 
 
 def test_the_command_reports_a_run_with_demonstrations(tmp_path: Path) -> None:

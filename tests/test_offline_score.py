@@ -20,7 +20,7 @@ from mmrl.registry import task_from_spec
 from mmrl.runlog import rollout_rows
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.trainer import Trainer
-from mmrl.types import Completion, Group, ImageSize, RewardContext, Sample, Score, StopReason, Trajectory
+from mmrl.types import ImageSize, RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from tasks.scenes import make_scenes
 
 # A reward of everything a reward may look at, so that a context which is not quite the logged one shows.
@@ -211,12 +211,12 @@ def _label_free_log(path: Path, count: int, keyed: bool) -> list[Score]:
             for name in list(PLACES)[:count]]
     with Scorer([("gui_grounding", params)], [task], workers=0) as scorer:
         alone, scored = [scorer.score(group) for group in jobs], scorer.score_groups(jobs)
-    groups = [Group(group[0].sample, tuple(Trajectory((Completion((1,), job.text, (0.0,), StopReason.EOS),), score)
+    groups = [RolloutGroup(group[0].sample, tuple(Rollout((Turn((1,), job.text, (0.0,), StopReason.EOS),), score)
                                            for job, score in zip(group, scores, strict=True)), key=(2, place, 0))
               for place, (group, scores) in enumerate(zip(jobs, scored, strict=True))]
     rows = rollout_rows(groups, "abs_orig", 5, 64, {group.key: origin for group in groups})
     if keyed:
-        rows = [{**row, "key": group.key} for row, group in zip(rows, [g for g in groups for _ in g.trajectories], strict=True)]
+        rows = [{**row, "key": group.key} for row, group in zip(rows, [g for g in groups for _ in g.rollouts], strict=True)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return [score for group in alone for score in group]
 

@@ -25,7 +25,7 @@ from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.scoring import Scorer
 from mmrl.trainer import Trainer
-from mmrl.types import Completion
+from mmrl.types import Turn
 from tests.engine_kit import (
     ALBUM,
     Album,
@@ -113,7 +113,7 @@ def config_of(**model: Any) -> RunConfig:
     return RunConfig.model_validate({"model": {"path": tiny_folder(), "device": "cpu", **model}})
 
 
-def told(results: list[list[Completion]]) -> list[list[tuple[Any, ...]]]:
+def told(results: list[list[Turn]]) -> list[list[tuple[Any, ...]]]:
     return [[(c.token_ids, c.text, c.logps, c.stop, c.policy_version) for c in group] for group in results]
 
 

@@ -13,7 +13,7 @@ from mmrl.advice import remarks
 from mmrl.config import ADVANTAGE_SCALES, RunConfig, load_config
 from mmrl.credit import Credit
 from mmrl.registry import task_from_spec
-from mmrl.types import Completion, Group, RewardContext, Sample, Score, StopReason, Trajectory
+from mmrl.types import RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from mmrl.world import World
 from robotics.config import load_embodied
 
@@ -134,7 +134,7 @@ def test_onethinkers_name_stands_where_its_rule_is_used() -> None:
 # T-GRPO: can the bonus act?
 
 
-def step_of(recipe: str, right: tuple[int, ...] = (1, 4, 6)) -> list[Group]:
+def step_of(recipe: str, right: tuple[int, ...] = (1, 4, 6)) -> list[RolloutGroup]:
     """Three groups of 8 real answers to a choice question, so many of each right and all in form, scored by the recipe's own rule
     for choice questions. Shuffled frames make all answers wrong in the first two and leave all right in the last, whose order
     does not matter."""
@@ -146,18 +146,18 @@ def step_of(recipe: str, right: tuple[int, ...] = (1, 4, 6)) -> list[Group]:
     sample = Sample("q", "choice", "src", "Which way?", "B", params={"options": ["left", "right"]})
     context = RewardContext(1, 10, None)  # type: ignore[arg-type]
 
-    def answer(text: str) -> Trajectory:
+    def answer(text: str) -> Rollout:
         score = task.score(sample, text, context)
         assert score.parsed, (text, score)
-        return Trajectory((Completion((1,), text, (0.0,), StopReason.EOS),), score)
+        return Rollout((Turn((1,), text, (0.0,), StopReason.EOS),), score)
 
     gold, wrong = answer(task.gold(sample, context)), answer(task.wrong(sample, context))
     assert isinstance(gold.score, Score) and gold.score.parts["accuracy"] > wrong.score.parts["accuracy"]  # type: ignore[union-attr]
-    return [Group(sample, (gold,) * n + (wrong,) * (8 - n), key=(1, i, 0), view="shuffle",
+    return [RolloutGroup(sample, (gold,) * n + (wrong,) * (8 - n), key=(1, i, 0), view="shuffle",
                   contrast=((wrong, gold)[i == len(right) - 1],) * 4) for i, n in enumerate(right)]
 
 
-def acts(config: RunConfig, groups: list[Group]) -> bool:
+def acts(config: RunConfig, groups: list[RolloutGroup]) -> bool:
     """Whether the bonus changes any advantage by more than the divisor's epsilon does."""
     def advantages(bonus: float) -> list[float]:
         changed = config.model_copy(deep=True)

@@ -175,7 +175,7 @@ def test_the_correction_weighs_tokens_of_older_weights(
         mine = {n: p.grad.clone() for n, p in trainer.policy.trainable() if p.grad is not None}
         trainer.optimizer.zero_grad(set_to_none=True)
         sample, task = trainer.schedule.stream.find(group.sample.source, group.sample.id)
-        turns = [t.turns[0] for t in group.trajectories]
+        turns = [t.turns[0] for t in group.rollouts]
         item = PackItem(trainer.policy.encoder(sample, task), tuple(c.token_ids for c in turns))
         logp_N = trainer.policy.logp(pack([item])).logp_N
         advantages = trainer.updater.credit.assign([group])[group.key]

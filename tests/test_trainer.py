@@ -17,7 +17,7 @@ from mmrl.config import load_config
 from mmrl.errors import ConfigError, MMRLError, RewardError
 from mmrl.group_rewards import training_rewards
 from mmrl.trainer import Trainer
-from mmrl.types import Completion, Group, Score, StopReason, Trajectory
+from mmrl.types import Rollout, RolloutGroup, Score, StopReason, Turn
 from tests.engine_kit import (
     ALBUM,
     album_data,
@@ -149,10 +149,10 @@ def test_run_folder_is_refused_continued_or_replaced(tmp_path: Path, data: tuple
     assert json.loads((first.folder.path / "run.json").read_text())["status"] == "finished"
 
 
-def group_with(rewards: list[float], key: tuple[int, int, int] = (1, 0, 0), length: int = 2) -> Group:
-    turn = Completion((1,) * length, "x", (0.0,) * length, StopReason.EOS)
-    trajectories = tuple(Trajectory((turn,), Score.combine({"a": r}, {"a": 1.0}, parsed=True)) for r in rewards)
-    return Group(sample_with([]), trajectories, key=key)
+def group_with(rewards: list[float], key: tuple[int, int, int] = (1, 0, 0), length: int = 2) -> RolloutGroup:
+    turn = Turn((1,) * length, "x", (0.0,) * length, StopReason.EOS)
+    trajectories = tuple(Rollout((turn,), Score.combine({"a": r}, {"a": 1.0}, parsed=True)) for r in rewards)
+    return RolloutGroup(sample_with([]), trajectories, key=key)
 
 
 def test_shuffle_control_permutes_within_the_group() -> None:

@@ -64,9 +64,7 @@ from mmrl.algorithms.ppo import (
 from mmrl.algorithms.selection import SelectionSettings, VarianceSelection, largest_variance
 from mmrl.algorithms.staleness import Correction, CorrectionSettings, behave_weights
 from mmrl.algorithms.trajectories import (
-    DecisionLike,
     EpisodeCounts,
-    EpisodeLike,
     Grid,
     GroupBounds,
     GroupOutcome,
@@ -86,8 +84,8 @@ from mmrl.algorithms.trajectories import (
 
 __all__ = [
     "SIGNAL_TOLERANCE", "AdvantageScale", "Advantages", "Aggregate", "Baseline", "Bootstrap", "ContrastSettings",
-    "Correction", "CorrectionSettings", "DecisionLike", "Difficulty", "DynamicSampler", "EmaScale", "EmaSettings",
-    "EntropyBonus", "EntropySettings", "EpisodeCounts", "EpisodeLike", "GAESettings", "Grid", "GroupBounds",
+    "Correction", "CorrectionSettings", "Difficulty", "DynamicSampler", "EmaScale", "EmaSettings",
+    "EntropyBonus", "EntropySettings", "EpisodeCounts", "GAESettings", "Grid", "GroupBounds",
     "GroupOutcome", "Importance", "KLEstimator", "LengthNorm", "LengthWeights", "LossStats", "LossSum", "Moments",
     "ObjectiveSettings", "OfflineSettings", "Overlong", "OverlongSettings", "PPOSettings", "ReturnKind",
     "ReturnSettings", "RewardLevel", "SamplerSettings", "SelectionSettings", "StepReport", "Ticket", "ValueLossKind",

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 from mmrl.algorithms.advantages import SIGNAL_TOLERANCE, has_signal
 from mmrl.errors import CheckpointError, ConfigError, did_you_mean
-from mmrl.types import StopReason, Trajectory
+from mmrl.types import Rollout, StopReason
 
 __all__ = [
     "DynamicSampler", "Overlong", "OverlongSettings", "SamplerSettings", "StepReport", "Ticket", "Verdict",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Overlong = Literal["none", "mask", "soft"]
-Key = tuple[int, int, int]  # (step, position in the step, attempt), the same as Group.key
+Key = tuple[int, int, int]  # (step, position in the step, attempt), the same as RolloutGroup.key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class OverlongSettings:
                               f"cache {self.cache} and max_length {self.max_length}")
 
 
-def trajectory_in_loss(trajectory: Trajectory, mode: Overlong) -> bool:
+def trajectory_in_loss(trajectory: Rollout, mode: Overlong) -> bool:
     """Whether a trajectory's tokens belong to the loss.
 
     Never when its rollout failed or wrote nothing: those tokens are not the policy's choice. With mode 'mask' also

@@ -1,7 +1,7 @@
 """From episodes of several decisions to loss inputs: rewards, masks, groups, grids for GAE, length weights.
 
-Anything with the attributes of `EpisodeLike` and `DecisionLike` will do (robotics.rollout.Episode has them). Episodes that
-ended in an error are counted and nothing else: they neither train nor enter the mean of their group, since nobody knows
+An episode is a mmrl.types.Rollout in an environment: its turns have rewards and say which of their steps were executed. Episodes
+that ended in an error are counted and nothing else: they neither train nor enter the mean of their group, since nobody knows
 what they would have earned. A group outside the bounds on its success rate is not masked, it is replaced, by the sampler
 that also replaces groups without signal:
 
@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -25,49 +25,14 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages import AdvantageScale, group_advantages, has_signal
 from mmrl.errors import ConfigError, did_you_mean
+from mmrl.types import Rollout
 
-__all__ = ["DecisionLike", "EpisodeCounts", "EpisodeLike", "Grid", "GroupBounds", "GroupOutcome", "LengthNorm", "LengthWeights",
+__all__ = ["EpisodeCounts", "Grid", "GroupBounds", "GroupOutcome", "LengthNorm", "LengthWeights",
            "ReturnKind", "ReturnSettings", "group_outcome", "length_weights", "make_grid", "step_rewards", "token_mask",
            "trainable", "trajectory_return", "within_bounds"]
 
 ReturnKind = Literal["success", "shaped", "relative"]
 LengthNorm = Literal["token_mean", "trajectory_mean", "max_length"]
-
-
-class DecisionLike(Protocol):
-    """One decision: its action tokens with behaviour log-probs, what the control steps of its chunk earned, the critic's values."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def logps(self) -> Sequence[float]: ...
-    @property
-    def rewards_C(self) -> Sequence[float]: ...
-    @property
-    def valid_C(self) -> Sequence[bool]: ...
-    @property
-    def values_V(self) -> Sequence[float]: ...
-
-
-class EpisodeLike(Protocol):
-    """One episode of a group member; `version` is the oldest policy version that decided in it."""
-
-    @property
-    def decisions(self) -> Sequence[DecisionLike]: ...
-    @property
-    def success_once(self) -> bool: ...
-    @property
-    def success_at_end(self) -> bool: ...
-    @property
-    def terminated(self) -> bool: ...
-    @property
-    def truncated(self) -> bool: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def version(self) -> int: ...
-    @property
-    def error(self) -> str | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,20 +55,20 @@ class ReturnSettings:
         if not self.coef > 0:
             raise ConfigError(f"expected coef above 0, found {self.coef}; 1 and 5 are usual")
 
-    def succeeded(self, episode: EpisodeLike) -> bool:
+    def succeeded(self, episode: Rollout) -> bool:
         """The success that counts here."""
-        return episode.success_once if self.success == "once" else episode.success_at_end
+        return bool(episode.info.get(f"success_{self.success}", 0.0))
 
 
-def trainable(episode: EpisodeLike) -> bool:
+def trainable(episode: Rollout) -> bool:
     """Whether an episode may train: it ended without an error and decided something."""
-    return episode.error is None and len(episode.decisions) > 0
+    return episode.error is None and len(episode.turns) > 0
 
 
-def step_rewards(episode: EpisodeLike, settings: ReturnSettings) -> list[np.ndarray]:
+def step_rewards(episode: Rollout, settings: ReturnSettings) -> list[np.ndarray]:
     """Rewards of every control step, one float64 (C,) array per decision; exactly 0 at steps that are not valid."""
-    rows = [np.zeros(len(d.rewards_C)) for d in episode.decisions]
-    steps = [(k, c) for k, d in enumerate(episode.decisions) for c, valid in enumerate(d.valid_C) if valid]
+    rows = [np.zeros(len(d.rewards)) for d in episode.turns]
+    steps = [(k, c) for k, d in enumerate(episode.turns) for c, valid in enumerate(d.valid) if valid]
     if settings.kind == "success":
         if steps and settings.succeeded(episode):
             k, c = steps[-1]
@@ -111,13 +76,13 @@ def step_rewards(episode: EpisodeLike, settings: ReturnSettings) -> list[np.ndar
         return rows
     before = 0.0
     for k, c in steps:
-        reward = float(episode.decisions[k].rewards_C[c])
+        reward = float(episode.turns[k].rewards[c])
         rows[k][c] = settings.coef * (reward - before)
         before = reward if settings.kind == "relative" else 0.0
     return rows
 
 
-def trajectory_return(episode: EpisodeLike, settings: ReturnSettings) -> float:
+def trajectory_return(episode: Rollout, settings: ReturnSettings) -> float:
     """Undiscounted sum of `step_rewards`: the score of GRPO on trajectories (RLinf: rewards up to the first done)."""
     return math.fsum(float(x) for row in step_rewards(episode, settings) for x in row)
 
@@ -140,12 +105,13 @@ class EpisodeCounts:
         return EpisodeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
 
     @classmethod
-    def of(cls, episodes: Sequence[EpisodeLike]) -> EpisodeCounts:
+    def of(cls, episodes: Sequence[Rollout]) -> EpisodeCounts:
         """Count a list of episodes."""
         done = [e for e in episodes if trainable(e)]
         ended, cut = sum(e.terminated for e in done), sum(e.truncated and not e.terminated for e in done)
-        return cls(len(episodes), len(done), len(episodes) - len(done), sum(e.success_once for e in done),
-                   sum(e.success_at_end for e in done), ended, cut, sum(len(e.decisions) for e in done), sum(e.steps for e in done))
+        succeeded = {kind: sum(bool(e.info.get(f"success_{kind}", 0.0)) for e in done) for kind in ("once", "at_end")}
+        return cls(len(episodes), len(done), len(episodes) - len(done), succeeded["once"], succeeded["at_end"], ended, cut,
+                   sum(len(e.turns) for e in done), sum(e.steps for e in done))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +154,7 @@ class GroupOutcome:
         return finished if len(finished) > 1 else None
 
 
-def group_outcome(episodes: Sequence[EpisodeLike], settings: ReturnSettings | None = None, bounds: GroupBounds | None = None,
+def group_outcome(episodes: Sequence[Rollout], settings: ReturnSettings | None = None, bounds: GroupBounds | None = None,
                   scale: AdvantageScale = "std", eps: float = 1e-6) -> GroupOutcome:
     """GRPO on trajectory returns: A = (return - mean) / (std + eps) over the finished episodes of a group.
 
@@ -233,7 +199,7 @@ class Grid:
     final_values_TB: Tensor
 
 
-def make_grid(episodes: Sequence[EpisodeLike], settings: ReturnSettings, final_values_B: Sequence[float],
+def make_grid(episodes: Sequence[Rollout], settings: ReturnSettings, final_values_B: Sequence[float],
               actions: int | None = None) -> Grid:
     """The grid of a batch of episodes of different lengths, float32.
 
@@ -242,10 +208,10 @@ def make_grid(episodes: Sequence[EpisodeLike], settings: ReturnSettings, final_v
     actions: action steps of a chunk; the rewards of the control steps that repeat one are summed, and it is valid when the
     first of them ran (as in `token_mask`). None leaves control steps. Raises ConfigError where they do not divide.
     """
-    lengths = [len(e.decisions) if trainable(e) else 0 for e in episodes]
-    decisions = [d for e, length in zip(episodes, lengths, strict=True) for d in e.decisions[:length]]
+    lengths = [len(e.turns) if trainable(e) else 0 for e in episodes]
+    decisions = [d for e, length in zip(episodes, lengths, strict=True) for d in e.turns[:length]]
     T, B = max(lengths, default=0), len(episodes)
-    C, V = max((len(d.rewards_C) for d in decisions), default=1), max((len(d.values_V) for d in decisions), default=1)
+    C, V = max((len(d.rewards) for d in decisions), default=1), max((len(d.values) for d in decisions), default=1)
     assert len(final_values_B) == B, f"expected {B} final values, found {len(final_values_B)}"
     if actions is not None and decisions and C % actions:
         raise ConfigError(f"expected control steps in whole actions, found {C} control steps in {actions} actions")
@@ -253,9 +219,9 @@ def make_grid(episodes: Sequence[EpisodeLike], settings: ReturnSettings, final_v
     terminated, truncated, valid = (np.zeros((T, B, C), bool) for _ in range(3))
     for b, (episode, length) in enumerate(zip(episodes, lengths, strict=True)):
         for t, row in enumerate(step_rewards(episode, settings) if length else []):
-            decision = episode.decisions[t]
-            ran = np.flatnonzero(decision.valid_C)
-            rewards[t, b, :len(row)], valid[t, b, ran], values[t, b] = row, True, decision.values_V
+            decision = episode.turns[t]
+            ran = np.flatnonzero(decision.valid)
+            rewards[t, b, :len(row)], valid[t, b, ran], values[t, b] = row, True, decision.values
             if len(ran) and t == length - 1:
                 terminated[t, b, ran[-1]], truncated[t, b, ran[-1]] = episode.terminated, episode.truncated
         if length:

@@ -30,7 +30,7 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import PrefillOnceEngine, Request, RolloutEngine, SamplingSettings
-from mmrl.types import Completion
+from mmrl.types import Turn
 
 __all__ = ["RemoteRollout", "RolloutHost"]
 
@@ -56,7 +56,7 @@ class RolloutHost:
         self._digest = ""
 
     def generate(self, requests: Sequence[Request], settings: SamplingSettings, weights: _Weights,
-                 media: Mapping[str, Any]) -> list[list[Completion]]:
+                 media: Mapping[str, Any]) -> list[list[Turn]]:
         """See RolloutEngine.generate. `media`: references to packed pixels by key of their visual."""
         import ray
 
@@ -96,7 +96,7 @@ class RemoteRollout(RolloutEngine):
         self._media = MediaStore(cluster.ray)
         self.sent = 0  # how often weights were put
 
-    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Turn]]:
         """See RolloutEngine.generate."""
         weights = self._publish()
         asked: list[tuple[Any, ...]] = []

@@ -18,7 +18,7 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout.cache import PreallocatedCache
 from mmrl.rollout.sampling import choose, keep_top, row_noise
 from mmrl.rollout.weights import WeightSource
-from mmrl.types import Completion, StopReason
+from mmrl.types import StopReason, Turn
 
 __all__ = ["PrefillOnceEngine", "Request", "RolloutEngine", "SamplingSettings"]
 
@@ -50,7 +50,7 @@ class RolloutEngine(abc.ABC):
     """Contract of every engine: completions in the order of the requests, behaviour log-probs in fp32."""
 
     @abc.abstractmethod
-    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Turn]]:
         """`request.count` completions for each request. Must not depend on how requests are batched."""
 
     def publish(self, source: WeightSource) -> dict[str, float]:
@@ -80,9 +80,9 @@ class PrefillOnceEngine(RolloutEngine):
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
-    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Turn]]:
         """See RolloutEngine.generate."""
-        results: list[list[Completion]] = [[] for _ in requests]
+        results: list[list[Turn]] = [[] for _ in requests]
         noise = [None if r.greedy else row_noise(r.key, r.count, settings.max_new_tokens) for r in requests]
         for chunk in _chunks(requests, settings):
             rows = [_Row(i, None if (drawn := noise[i]) is None else drawn[g])
@@ -94,11 +94,11 @@ class PrefillOnceEngine(RolloutEngine):
                 results[row.request].append(self._completion(ids, lps))
         return results
 
-    def _completion(self, ids: list[int], logps: list[float]) -> Completion:
+    def _completion(self, ids: list[int], logps: list[float]) -> Turn:
         ended = ids[-1] in self.policy.eos_ids
         text = self.policy.processor.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False,
                                                       clean_up_tokenization_spaces=False)
-        return Completion(tuple(ids), text, tuple(logps), StopReason.EOS if ended else StopReason.LENGTH,
+        return Turn(tuple(ids), text, tuple(logps), StopReason.EOS if ended else StopReason.LENGTH,
                           self.policy.version)
 
     def prefill(self, prompts: Sequence[Prompt], counts: Sequence[int],

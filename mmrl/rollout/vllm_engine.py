@@ -27,7 +27,7 @@ from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
 from mmrl.rollout.probe import PROBE_TOKENS, Gap, choose_prompts, compare, trainer_scores
 from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling, sample_seed, wire_prompt
 from mmrl.rollout.weights import SyncPlan, WeightSource
-from mmrl.types import Completion, StopReason
+from mmrl.types import StopReason, Turn
 from mmrl.world import World
 
 __all__ = ["Answering", "VLLMEngine", "check_sampling"]
@@ -98,7 +98,7 @@ class VLLMEngine(RolloutEngine):
 
     # sampling
 
-    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request], settings: SamplingSettings) -> list[list[Turn]]:
         """See RolloutEngine.generate. Raises RolloutError, ConfigError, MediaError and MismatchError."""
         check_sampling(settings)
         found = self._asked(lambda: self.backend.generate([(self._wire(r.prompt), self._sampling(r, settings)) for r in requests]))
@@ -120,11 +120,11 @@ class VLLMEngine(RolloutEngine):
                             0.0 if request.greedy else settings.temperature, settings.max_new_tokens, tuple(self.actor.eos_ids),
                             tuple(self.actor.banned.tolist()))
 
-    def _completion(self, ids: list[int], logps: list[float]) -> Completion:
+    def _completion(self, ids: list[int], logps: list[float]) -> Turn:
         ended = ids[-1] in self.actor.eos_ids
         text = self.actor.processor.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False,
                                                      clean_up_tokenization_spaces=False)
-        return Completion(tuple(ids), text, tuple(logps), StopReason.EOS if ended else StopReason.LENGTH, self.actor.version)
+        return Turn(tuple(ids), text, tuple(logps), StopReason.EOS if ended else StopReason.LENGTH, self.actor.version)
 
     # weights
 

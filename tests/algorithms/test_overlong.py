@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from mmrl.algorithms import OverlongSettings, overlong_penalty, soft_overlong_penalty, trajectory_in_loss
 from mmrl.errors import ConfigError
-from mmrl.types import Completion, StopReason, Trajectory
+from mmrl.types import Rollout, StopReason, Turn
 
 
-def _trajectory(*stops: StopReason, error: str | None = None) -> Trajectory:
-    return Trajectory(tuple(Completion((1, 2), "ab", (-0.1, -0.2), stop) for stop in stops), error=error)
+def _trajectory(*stops: StopReason, error: str | None = None) -> Rollout:
+    return Rollout(tuple(Turn((1, 2), "ab", (-0.1, -0.2), stop) for stop in stops), error=error)
 
 
 def test_only_masking_drops_truncated_trajectories() -> None:
@@ -31,8 +31,8 @@ def test_only_masking_drops_truncated_trajectories() -> None:
 def test_failed_and_empty_trajectories_are_never_in_the_loss(mode) -> None:
     assert not trajectory_in_loss(_trajectory(StopReason.EOS, error="decoder died"), mode)
     assert not trajectory_in_loss(_trajectory(StopReason.EOS, StopReason.ERROR), mode)
-    assert not trajectory_in_loss(Trajectory(()), mode)
-    assert not trajectory_in_loss(Trajectory((Completion((), "", (), StopReason.EOS),)), mode)
+    assert not trajectory_in_loss(Rollout(()), mode)
+    assert not trajectory_in_loss(Rollout((Turn((), "", (), StopReason.EOS),)), mode)
 
 
 def test_soft_punishment_at_the_paper_s_corners() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrl.algorithms import (
-    DecisionLike,
     DynamicSampler,
     EpisodeCounts,
-    EpisodeLike,
     GAESettings,
     GroupBounds,
     ObjectiveSettings,
@@ -36,49 +33,23 @@ from mmrl.algorithms import (
     within_bounds,
 )
 from mmrl.errors import ConfigError
+from mmrl.types import Rollout, StopReason, Turn
 
 C, DIMS = 3, 2
 
 
-@dataclass(frozen=True)
-class _Decision:
-    tokens: tuple[int, ...]
-    logps: tuple[float, ...]
-    rewards_C: tuple[float, ...]
-    valid_C: tuple[bool, ...]
-    values_V: tuple[float, ...] = (0.0,)
-
-
-@dataclass(frozen=True)
-class _Episode:
-    decisions: tuple[_Decision, ...]
-    success_once: bool
-    success_at_end: bool
-    steps: int
-    terminated: bool = False
-    truncated: bool = False
-    version: int = 0
-    error: str | None = None
-
-
 def _episode(rewards: list[float], success: bool = False, at_end: bool | None = None, error: str | None = None,
-             version: int = 0, truncated: bool = False) -> _Episode:
+             truncated: bool = False) -> Rollout:
     """Control steps cut into chunks of C; what was never executed carries junk."""
-    decisions = []
+    turns = []
     for k in range(0, len(rewards), C):
-        part = rewards[k:k + C]
+        part, last = rewards[k:k + C], k + C >= len(rewards)
         n = C * DIMS
-        decisions.append(_Decision(tuple(range(n)), tuple(-0.1 * (k + i + 1) for i in range(n)),
-                                   (*part, *[99.0] * (C - len(part))), tuple(i < len(part) for i in range(C)), values_V=(k / 10,)))
-    return _Episode(tuple(decisions), success, success if at_end is None else at_end, len(rewards), not truncated, truncated,
-                    version, error)
-
-
-def test_the_bridges_episodes_have_what_is_read_here() -> None:
-    rollout = pytest.importorskip("robotics.rollout")
-    for kind, wanted in ((rollout.Episode, EpisodeLike), (rollout.Decision, DecisionLike)):
-        names = {n for n, v in vars(wanted).items() if isinstance(v, property)}
-        assert len(names) >= 5 and names <= {f.name for f in dataclasses.fields(kind)}
+        turns.append(Turn(tuple(range(n)), "", tuple(-0.1 * (k + i + 1) for i in range(n)), StopReason.EOS, values=(k / 10,),
+                          rewards=(*part, *[99.0] * (C - len(part))), valid=tuple(i < len(part) for i in range(C)),
+                          terminated=last and not truncated, truncated=last and truncated))
+    info = {"success_once": float(success), "success_at_end": float(success if at_end is None else at_end)}
+    return Rollout(tuple(turns), info=info, error=error)
 
 
 def test_rewards_by_hand() -> None:
@@ -109,7 +80,7 @@ def test_relative_rewards_telescope_to_the_last_one(rewards, coef) -> None:
 def test_group_advantages_and_the_place_of_errors(successes, coef, errors, seed) -> None:
     """Errors anywhere in a group change nobody else's advantage, get 0 themselves and are counted."""
     episodes = [_episode([0.0] * (2 + i), s) for i, s in enumerate(successes)]
-    mixed: list[tuple[bool, _Episode]] = [(True, e) for e in episodes]
+    mixed: list[tuple[bool, Rollout]] = [(True, e) for e in episodes]
     for k in range(errors):
         mixed.insert((seed * (k + 7)) % (len(mixed) + 1), (False, _episode([0.0] * 3, success=True, error="worker died")))
     out = group_outcome([e for _, e in mixed], ReturnSettings(coef=coef))
@@ -130,7 +101,7 @@ def test_too_few_finished_episodes_are_a_failed_group() -> None:
     assert out.offered is None and not out.keep and out.advantages_G == (0.0, 0.0, 0.0)
     assert out.returns_G == (1.0, None, None)
     assert group_outcome([]).offered is None
-    empty = dataclasses.replace(_episode([0.0]), decisions=())
+    empty = dataclasses.replace(_episode([0.0]), turns=())
     assert EpisodeCounts.of([empty, _episode([0.0, 0.0], truncated=True)]) + EpisodeCounts.of([lost]) == EpisodeCounts(
         episodes=3, finished=1, errored=2, truncated=1, decisions=1, steps=2)
 
@@ -190,7 +161,8 @@ def test_nothing_trainable_gives_empty_inputs() -> None:
 
 def test_gae_on_the_grid_by_hand() -> None:
     """gamma 0.5, lambda 1; values 0, 0.3 (by decision); a success that terminates, one truncated, one cut by the caller."""
-    cut = dataclasses.replace(_episode([0.0] * 3), terminated=False)
+    whole = _episode([0.0] * 3)
+    cut = dataclasses.replace(whole, turns=tuple(dataclasses.replace(t, terminated=False) for t in whole.turns))
     episodes = [_episode([0.0] * 4, True), _episode([0.0] * 6, truncated=True), cut, _episode([0.0] * 9, error="died")]
     grid = make_grid(episodes, ReturnSettings(coef=5.0), [1000.0, 2.0, 4.0, 7.0])
     out = chunk_gae(GAESettings(gamma=0.5, lam=1.0), grid.rewards_TBC, grid.values_RBV[..., 0], grid.terminated_TBC,
@@ -200,19 +172,19 @@ def test_gae_on_the_grid_by_hand() -> None:
     assert not out.valid[:, 3].any()
 
 
-def _by_loops(episode: _Episode, settings: GAESettings, reward: ReturnSettings, repeat: int, final: float) -> list[float]:
+def _by_loops(episode: Rollout, settings: GAESettings, reward: ReturnSettings, repeat: int, final: float) -> list[float]:
     """Advantages of the executed action steps of one episode, from its fields alone: rewards and values in a flat list, then the
     recursion from its end."""
     rewards, values = [], []
-    last = [(d, c) for d in episode.decisions for c in range(C) if d.valid_C[c]][-1]
-    for decision in episode.decisions:
+    last = [(d, c) for d in episode.turns for c in range(C) if d.valid[c]][-1]
+    for decision in episode.turns:
         for k in range(C // repeat):
-            ran = [c for c in range(k * repeat, (k + 1) * repeat) if decision.valid_C[c]]
+            ran = [c for c in range(k * repeat, (k + 1) * repeat) if decision.valid[c]]
             if ran:
-                paid = [float(episode.success_once and decision is last[0] and c == last[1]) if reward.kind == "success"
-                        else decision.rewards_C[c] for c in ran]
+                paid = [float(episode.info["success_once"] and decision is last[0] and c == last[1]) if reward.kind == "success"
+                        else decision.rewards[c] for c in ran]
                 rewards.append(reward.coef * sum(paid))
-                values.append(decision.values_V[k])
+                values.append(decision.values[k])
     after = 0.0 if episode.terminated else final
     advantages, carry = [0.0] * len(rewards), 0.0
     for n in reversed(range(len(rewards))):
@@ -230,8 +202,8 @@ def test_action_level_judges_every_executed_step(plans, repeat, kind, seed) -> N
     episodes = []
     for length, success, truncated in plans:
         plain = _episode(torch.rand(length, generator=g).tolist(), success, truncated=truncated)
-        episodes.append(dataclasses.replace(plain, decisions=tuple(
-            dataclasses.replace(d, values_V=tuple(torch.rand(actions, generator=g).tolist())) for d in plain.decisions)))
+        episodes.append(dataclasses.replace(plain, turns=tuple(
+            dataclasses.replace(d, values=tuple(torch.rand(actions, generator=g).tolist())) for d in plain.turns)))
     finals = torch.rand(len(plans), generator=g).tolist()
     grid = make_grid(episodes, reward, finals, actions)
     assert grid.rewards_TBC.shape[2] == grid.values_RBV.shape[2] == actions

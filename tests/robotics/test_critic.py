@@ -19,12 +19,13 @@ from mmrl.engines import build_train_engine
 from mmrl.errors import CheckpointError, ConfigError, NonFiniteError
 from mmrl.optim import build_optimizer
 from mmrl.pipeline import Closed
+from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
 from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, initial_states
 from robotics.critic import critique
 from robotics.load import load_vla
-from robotics.rollout import Decision, Driver, Episode, EpisodeGroup, GroupRequest
+from robotics.rollout import Driver, GroupRequest
 from robotics.source import EpisodeSource
 from robotics.trainer import EmbodiedTrainer
 from robotics.update import EmbodiedUpdater
@@ -48,36 +49,37 @@ def critic(model: Path, level: str) -> tuple[EmbodiedConfig, VLAPolicy]:
     return config_of(model, *PPO, f"rl.level={level}", "train.token_budget=100"), vla
 
 
-def played(vla: VLAPolicy) -> list[EpisodeGroup]:
+def played(vla: VLAPolicy) -> list[RolloutGroup]:
     """One group: episodes of LENGTHS control steps, the second cut off by its horizon, and one that crashed."""
     seen, g = observations(6), torch.Generator().manual_seed(2)
     spec, state = EnvSpec("tiny", "reach", 12), initial_states("train", 1)[0]
     episodes = []
     for member, length in enumerate(LENGTHS):
-        decisions = []
+        turns = []
         for start in range(0, length, CHUNK * REPEAT):
             choice = vla.act([seen[(member + start) % 6]], [(member, start)])[0]
             valid = tuple(start + c < length for c in range(CHUNK * REPEAT))
             rewards = tuple(float(r) if v else 99.0 for r, v in zip(torch.rand(CHUNK * REPEAT, generator=g), valid, strict=True))
-            decisions.append(Decision(choice.prompt, choice.tokens, choice.logps, choice.values_V, rewards, valid))
+            turns.append(Turn(choice.tokens, "", choice.logps, StopReason.EOS, 0, choice.prompt, choice.values_V, rewards, valid))
         cut = member == 1
-        episodes.append(Episode(spec, state, member, tuple(decisions), True, True, not cut, cut, length,
+        turns[-1] = dataclasses.replace(turns[-1], terminated=not cut, truncated=cut)
+        episodes.append(Rollout(tuple(turns), info={"success_once": 1.0, "success_at_end": 1.0},
                                 final=vla.prompt(seen[5]) if cut else None))
-    episodes.append(dataclasses.replace(episodes[0], member=len(LENGTHS), error="worker died"))
-    return [EpisodeGroup(GroupRequest((1, 0, 0), spec, state, len(episodes)), tuple(episodes))]
+    episodes.append(dataclasses.replace(episodes[0], error="worker died"))
+    return [RolloutGroup(GroupRequest((1, 0, 0), spec, state, len(episodes)).sample, tuple(episodes), key=(1, 0, 0))]
 
 
-def judged_by_loops(vla: VLAPolicy, level: str, episode: Episode) -> tuple[list[float], list[float], list[float]]:
+def judged_by_loops(vla: VLAPolicy, level: str, episode: Rollout) -> tuple[list[float], list[float], list[float]]:
     """Advantages, targets and old values of what was executed, before normalisation: from the rewards and values alone."""
     rewards: list[float] = []
     values: list[float] = []
     width = REPEAT if level == "action" else REPEAT * CHUNK
-    for decision in episode.decisions:
+    for decision in episode.turns:
         for number, first in enumerate(range(0, CHUNK * REPEAT, width)):
-            ran = [decision.rewards_C[c] for c in range(first, first + width) if decision.valid_C[c]]
+            ran = [decision.rewards[c] for c in range(first, first + width) if decision.valid[c]]
             if ran:
                 rewards.append(sum(ran))
-                values.append(decision.values_V[number])
+                values.append(decision.values[number])
     after = vla.values([episode.final])[0] if episode.final is not None else 0.0
     deltas = [r + 0.9 * v - u for r, u, v in zip(rewards, values, [*values[1:], after], strict=True)]
     advantages = [math.fsum((0.9 * 0.7) ** (k - n) * deltas[k] for k in range(n, len(deltas))) for n in range(len(deltas))]
@@ -89,7 +91,7 @@ def test_the_critics_judgement_is_that_of_plain_loops(model: Path, level: str) -
     config, vla = critic(model, level)
     groups = played(vla)
     found = critique(config, vla, groups)
-    expected = {e.member: judged_by_loops(vla, level, e) for e in groups[0].episodes if e.error is None}
+    expected = {m: judged_by_loops(vla, level, e) for m, e in enumerate(groups[0].rollouts) if e.error is None}
     steps = {"chunk": 7, "action": 12}[level]  # decisions, or actions that at least began
     everything = [a for advantages, _, _ in expected.values() for a in advantages]
     assert len(everything) == steps and len(found.advantages) == len(LENGTHS)
@@ -115,15 +117,15 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
     groups = played(vla)
     advantages = critique(config, vla, groups).advantages
     expected, total, squares = torch.zeros(()), 0.0, 0.0
-    for episode in groups[0].episodes[:-1]:
-        length = sum(-(-sum(d.valid_C) // REPEAT) for d in episode.decisions) * DIM
+    for member, episode in enumerate(groups[0].rollouts[:-1]):
+        length = sum(-(-sum(d.valid) // REPEAT) for d in episode.turns) * DIM
         weight = 1 / length if norm == "trajectory" else 1.0
         total += 1 if norm == "trajectory" else length
         _, targets, _ = judged_by_loops(vla, level, episode)
         rows = iter(targets)
-        for decision, judged in zip(episode.decisions, advantages[(1, 0, 0), episode.member], strict=True):
-            out = vla.evaluate([decision.prompt], [decision.tokens])
-            began = [decision.valid_C[k * REPEAT] for k in range(CHUNK)]
+        for decision, judged in zip(episode.turns, advantages[(1, 0, 0), member], strict=True):
+            out = vla.evaluate([decision.prompt], [decision.token_ids])
+            began = [decision.valid[k * REPEAT] for k in range(CHUNK)]
             for n in range(CHUNK * DIM):
                 if began[n // DIM]:
                     expected = expected - weight * judged[n // DIM if level == "action" else 0] * out.logp_N[n]
@@ -162,8 +164,8 @@ def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: 
     config = config_of(model, *PPO, "rl.critic_warmup=2", "algorithm.epochs=2", "algorithm.kl.coef=0.1", "rl.entropy_coef=0.01",
                        "optim.weight_decay=0.1", "optim.eps=1e-12", "rl.value_clip=null")
     groups = played(vla)
-    broken = [dataclasses.replace(g, episodes=tuple(dataclasses.replace(e, decisions=tuple(
-        dataclasses.replace(d, logps=(float("nan"),) * len(d.logps)) for d in e.decisions)) for e in g.episodes)) for g in groups]
+    broken = [dataclasses.replace(g, rollouts=tuple(dataclasses.replace(e, turns=tuple(
+        dataclasses.replace(d, logps=(float("nan"),) * len(d.logps)) for d in e.turns)) for e in g.rollouts)) for g in groups]
     optimizer = build_optimizer(vla.trainable(), config.optim)
     updater = EmbodiedUpdater(config, vla, build_train_engine(config, World(vla.device), vla, optimizer))
     before = {name: p.detach().clone() for name, p in vla.trainable()}
@@ -229,12 +231,13 @@ class _Asked:
 def test_a_place_rolled_out_again_keeps_the_rounds_it_has_left(model: Path) -> None:
     asked = _Asked()
     source = EpisodeSource(config_of(model, "train.prompts_per_step=1", "algorithm.max_rounds=3"), cast(Driver, asked))
-    decision = played(make_vla(model))[0].episodes[0].decisions[0]
+    decision = played(make_vla(model))[0].rollouts[0].turns[0]
 
-    def judge(*successes: bool) -> Closed[EpisodeGroup] | None:
+    def judge(*successes: bool) -> Closed[RolloutGroup] | None:
         request = asked.requests[-1]
-        return source._judge(EpisodeGroup(request, tuple(
-            Episode(request.spec, request.state, m, (decision,), won, won, True) for m, won in enumerate(successes))))
+        turn = dataclasses.replace(decision, terminated=True)
+        return source._judge(RolloutGroup(request.sample, tuple(
+            Rollout((turn,), info={"success_once": won, "success_at_end": won}) for won in successes), key=request.key))
 
     source.start(2)
     own = [source._request(2, 0, attempt).state for attempt in range(3)]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from mmrl.errors import ConfigError
 from mmrl.pipeline import Closed
 from robotics.config import EmbodiedConfig
-from robotics.rollout import Driver, EpisodeGroup
+from robotics.rollout import Driver, RolloutGroup
 from robotics.source import EpisodeSource
 from robotics.trainer import EmbodiedTrainer
 from robotics.update import EmbodiedUpdate, EmbodiedUpdater
@@ -98,13 +98,13 @@ class Overtaken(EpisodeSource):
     def __init__(self, config: EmbodiedConfig, driver: Driver, **options: int) -> None:
         super().__init__(config, driver, **options)
         self.decided: set[int] = set()
-        self.held: list[Closed[EpisodeGroup]] = []
+        self.held: list[Closed[RolloutGroup]] = []
 
-    def infer(self, batch: Any, version: int) -> Sequence[Closed[EpisodeGroup]]:
+    def infer(self, batch: Any, version: int) -> Sequence[Closed[RolloutGroup]]:
         self.decided |= {self.driver._running[slot].request.key[0] for slot in batch}
         return super().infer(batch, version)
 
-    def poll(self, timeout_s: float) -> Sequence[Closed[EpisodeGroup]]:
+    def poll(self, timeout_s: float) -> Sequence[Closed[RolloutGroup]]:
         found = [*self.held, *super().poll(timeout_s)]
         self.held = [c for c in found if c.place == 0 and c.step < self.config.train.steps and c.step + 1 not in self.decided]
         return [c for c in found if c not in self.held]
@@ -231,10 +231,10 @@ def test_prompts_are_let_go_once_their_group_was_trained_on_or_rejected(
     alive: list[int] = []
     judge, finish = EpisodeSource._judge, EmbodiedUpdater.finish
 
-    def watching(self: EpisodeSource, group: EpisodeGroup) -> Any:
+    def watching(self: EpisodeSource, group: RolloutGroup) -> Any:
         end = judge(self, group)
         judged[end is not None and end.group is not None] += 1
-        prompts.extend(weakref.ref(d.prompt) for e in group.episodes for d in e.decisions)
+        prompts.extend(weakref.ref(d.prompt) for e in group.rollouts for d in e.turns)
         return end
 
     def counting(self: EmbodiedUpdater) -> EmbodiedUpdate:

@@ -14,7 +14,7 @@ from mmrl.media import open_image
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
-from mmrl.types import Completion, Sample, StopReason
+from mmrl.types import Sample, StopReason, Turn
 from tests.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, policy, sample_with, tiny_folder
 from tests.fast_kit import first_fast
 
@@ -34,12 +34,12 @@ def requests(p: Policy, count: int = 3, greedy: bool = False) -> list[Request]:
     return [Request(p.encoder(s, TASK), count, (7, n), greedy) for n, s in enumerate(samples())]
 
 
-def generate(p: Policy, asked: Sequence[Request], **options: Any) -> list[list[Completion]]:
+def generate(p: Policy, asked: Sequence[Request], **options: Any) -> list[list[Turn]]:
     options = {"max_new_tokens": 12, **options}
     return PrefillOnceEngine(p).generate(asked, SamplingSettings(**options))
 
 
-def ids(results: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
+def ids(results: Sequence[Sequence[Turn]]) -> list[list[tuple[int, ...]]]:
     return [[c.token_ids for c in group] for group in results]
 
 

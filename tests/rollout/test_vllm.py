@@ -20,7 +20,7 @@ from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
 from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.rollout.vllm_inputs import WireSampling, media_hash, wire_prompt
 from mmrl.rollout.weights import SyncPlan
-from mmrl.types import Completion, StopReason
+from mmrl.types import StopReason, Turn
 from tests.clip_kit import TASK, policy_of
 from tests.engine_kit import ARCHITECTURES, tiny_folder
 from tests.rollout.vllm_kit import asked_of, backend_of, engine_on, sampled_logps, samples_of, settings_of, trainer_logps
@@ -41,11 +41,11 @@ def backend() -> Iterator[VLLMBackend]:
     made.close()
 
 
-def ids(groups: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
+def ids(groups: Sequence[Sequence[Turn]]) -> list[list[tuple[int, ...]]]:
     return [[c.token_ids for c in group] for group in groups]
 
 
-def same_logps(engine: VLLMEngine, policy: Policy, folder: Path, temperature: float = 1.0) -> list[list[Completion]]:
+def same_logps(engine: VLLMEngine, policy: Policy, folder: Path, temperature: float = 1.0) -> list[list[Turn]]:
     """Generates, and compares with the trainer."""
     asked = asked_of(policy, folder)
     groups = engine.generate(asked, settings_of(temperature=temperature))

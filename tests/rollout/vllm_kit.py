@@ -16,7 +16,7 @@ from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, SamplingSettings
 from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
 from mmrl.rollout.vllm_engine import VLLMEngine
-from mmrl.types import Completion, Sample
+from mmrl.types import Sample, Turn
 from mmrl.world import World
 from tests.clip_kit import TASK, clip, loaded, sample
 from tests.engine_kit import album_data, config_file, picture, small_run, tiny_folder
@@ -62,7 +62,7 @@ def asked_of(policy: Policy, folder: Path, count: int = 3, greedy: bool = False)
     return [Request(policy.encoder(s, TASK), count, (7, n), greedy) for n, s in enumerate(samples_of(folder))]
 
 
-def trainer_logps(policy: Policy, asked: Sequence[Request], groups: Sequence[Sequence[Completion]],
+def trainer_logps(policy: Policy, asked: Sequence[Request], groups: Sequence[Sequence[Turn]],
                   temperature: float = 1.0) -> torch.Tensor:
     """The trainer's log-probs of every token."""
     items = [PackItem(r.prompt, tuple(c.token_ids for c in group)) for r, group in zip(asked, groups, strict=True)]
@@ -70,7 +70,7 @@ def trainer_logps(policy: Policy, asked: Sequence[Request], groups: Sequence[Seq
         return policy.logp(pack(items), temperature).logp_N
 
 
-def sampled_logps(groups: Sequence[Sequence[Completion]]) -> torch.Tensor:
+def sampled_logps(groups: Sequence[Sequence[Turn]]) -> torch.Tensor:
     """vLLM's log-probs of every token."""
     return torch.tensor([x for group in groups for c in group for x in c.logps])
 
