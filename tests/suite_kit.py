@@ -22,7 +22,7 @@ from mmrl.evaluation.rescore import rescore
 from mmrl.evaluation.suites import SuiteRow, load_suites, source_of, suite_row
 from mmrl.rollout import SamplingSettings
 from mmrl.scoring import Scorer
-from mmrl.types import Completion, ImageSize, Sample, StopReason
+from mmrl.types import ImageSize, Sample, StopReason, Turn
 
 __all__ = ["FIXTURES", "Golden", "Outcome", "Reply", "agree", "evaluate_suite", "golden", "put", "put_parquet", "put_picture",
            "told"]
@@ -90,8 +90,8 @@ class _Speaker:
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
 
-    def generate(self, requests: Iterable[Any], settings: SamplingSettings) -> list[list[Completion]]:
-        return [[Completion((1,), self.reply(r.prompt.sample), (0.0,), StopReason.EOS)] * r.count for r in requests]
+    def generate(self, requests: Iterable[Any], settings: SamplingSettings) -> list[list[Turn]]:
+        return [[Turn((1,), self.reply(r.prompt.sample), (0.0,), StopReason.EOS)] * r.count for r in requests]
 
 
 def evaluate_suite(name: str, root: Path, reply: Reply, out: Path, *, answers: str | None = None,

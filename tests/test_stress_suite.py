@@ -52,7 +52,7 @@ def test_the_load_of_a_run_is_looked_at_while_it_runs(monkeypatch: pytest.Monkey
     loads = iter(float(n) for n in range(10_000))
     monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
     with stress_suite.measured_load(0.001) as seen:
-        assert seen == [0.0], "a run that is over at once has a load, too"
+        assert seen[:1] == [0.0], "a run that is over at once has a load, too"
         end = time.monotonic() + 30
         while len(seen) < 4 and time.monotonic() < end:
             time.sleep(0.001)
