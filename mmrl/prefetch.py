@@ -14,7 +14,6 @@ import logging
 import os
 import pickle
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from mmrl.errors import ConfigError, MediaError, MMRLError
 from mmrl.media import image_overrides
 from mmrl.types import Sample
 from mmrl.workers.process import END_S, ChildError, Losses, patience
-from mmrl.workers.spawned import Worker
+from mmrl.workers.spawned import Worker, close_all
 
 if TYPE_CHECKING:
     from mmrl.config import DataConfig
@@ -204,14 +203,7 @@ class Prefetcher:
             self._wake()
             self._changed.notify_all()
         self._thread.join()
-        idle = [w for w in self._workers if w.ready and w.media is None]
-        for worker in idle:
-            worker.ask_to_end()
-        deadline = time.monotonic() + END_S
-        for worker in idle:
-            worker.wait(max(0.0, deadline - time.monotonic()))
-        for worker in self._workers:
-            worker.kill()
+        close_all(self._workers, [w for w in self._workers if w.ready and w.media is None])
         self._workers = []
 
     def _wake(self) -> None:

@@ -25,7 +25,7 @@ from mmrl.reward_pipe import TOKEN_BYTES, GarbledError, ScoreInbox, ScoreWriter
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
 from mmrl.workers.process import END_S, ChildError, patience
-from mmrl.workers.spawned import START_S, Worker
+from mmrl.workers.spawned import START_S, Worker, close_all
 
 __all__ = ["LARGEST_DETAIL", "LONGEST_REASON", "MOST_NUMBERS", "ScoreJob", "Scorer", "is_reward_failure", "score_one"]
 
@@ -270,8 +270,7 @@ class Scorer:
 
     def close(self) -> None:
         """End the worker processes."""
-        for worker in self._workers:
-            worker.close()
+        close_all(self._workers, self._workers)
         self._workers = []
 
     def __enter__(self) -> Scorer:

@@ -163,7 +163,7 @@ def test_no_more_than_ahead_is_prepared_and_closing_ends_every_process_and_every
     pool.forget()
     time.sleep(0.5)
     assert len(pool._done) <= 6 + 2, "what is not expected any more is not begun"
-    monkeypatch.setattr("mmrl.prefetch.END_S", 1.0)
+    monkeypatch.setattr("mmrl.workers.spawned.END_S", 1.0)
     close_while_waited_for(pool, clips(tmp_path, "hanging")[0])
 
 

@@ -19,14 +19,15 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from mmrl.workers.process import END_S, Child
 
-__all__ = ["MOST_BYTES", "MOST_OUTPUT", "START_S", "MessageError", "Worker", "read_message"]
+__all__ = ["MOST_BYTES", "MOST_OUTPUT", "START_S", "MessageError", "Worker", "close_all", "read_message"]
 
 MOST_OUTPUT = 1 << 20
 """Bytes that a worker may print, its restarts included."""
@@ -220,3 +221,14 @@ class Worker(Child):
             raise self.error(patience_s=patience_s) from error
         except MessageError as error:
             raise self.error("message", str(error)) from error
+
+
+def close_all(workers: Sequence[Worker], idle: Sequence[Worker]) -> None:
+    """End `workers`: the idle ones among them when asked to, within END_S together, all others by force."""
+    for worker in idle:
+        worker.ask_to_end()
+    deadline = time.monotonic() + END_S
+    for worker in idle:
+        worker.wait(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        worker.kill()

@@ -12,7 +12,6 @@ An episode that raises, hangs or loses its process is counted and the recording 
 """
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 import traceback
@@ -26,6 +25,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError, MissingExtraError
+from mmrl.workers.process import END_S, ChildError, Losses, patience
+from mmrl.workers.spawned import START_S, Worker, close_all
 from robotics.actions import ActionCodec
 from robotics.contract import ActionError, EnvSpec, InitialState, Simulator, make_simulator
 from robotics.datasets.demonstration import RecordedEpisode
@@ -33,6 +34,9 @@ from robotics.datasets.mp4 import VideoSettings
 from robotics.datasets.writer import LeRobotWriter
 
 __all__ = ["RecordSummary", "play_expert", "record"]
+
+
+_LOOK_S = 0.5  # how often the window is looked at while nothing comes
 
 
 @dataclass(frozen=True)
@@ -142,27 +146,26 @@ class _Player:
             simulator.close()
 
 
-def _serve(connection: Connection) -> None:
-    """A worker process: jobs come, replies go, until the other end closes."""
+def _serve(connection: Connection, progress: Any) -> None:
+    """A worker process: jobs come, replies go, until None comes."""
     player = _Player()
+    connection.send(None)
     try:
-        while True:
-            job = connection.recv()
-            if job is None:
-                break
+        while (job := connection.recv()) is not None:
             connection.send(player.play(job))
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        return
     finally:
         player.close()
 
 
-@dataclass
-class _Worker:
-    process: Any
-    connection: Connection
+class _Recorder(Worker):
+    """A worker with at most one job."""
+
     job: _Job | None = None
-    since: float = 0.0
+
+    def play(self, job: _Job, episode_s: float) -> None:
+        """Give it a job, whose time begins once the process is there."""
+        self.job = job
+        self.give(job, episode_s if self.ready else START_S)
 
 
 class _Crew:
@@ -170,28 +173,16 @@ class _Crew:
     that memory stays bounded."""
 
     def __init__(self, jobs: Sequence[_Job], workers: int, episode_s: float, respawns: int) -> None:
-        self.jobs, self.count, self.episode_s, self.respawns = jobs, min(workers, len(jobs)), episode_s, respawns
-        self.context = multiprocessing.get_context("spawn")
-        self.workers: list[_Worker] = []
+        self.jobs, self.count, self.episode_s = jobs, min(workers, len(jobs)), episode_s
+        self.losses = Losses(respawns)
+        self.workers: list[_Recorder] = []
 
-    def _start(self) -> _Worker:
-        here, there = self.context.Pipe()
-        process = self.context.Process(target=_serve, args=(there,), daemon=True)
-        process.start()
-        there.close()
-        worker = _Worker(process, here)
-        self.workers.append(worker)
-        return worker
-
-    def _lose(self, worker: _Worker, why: str) -> _Reply:
+    def _lose(self, worker: _Recorder, why: str) -> _Reply:
         """End a worker; its episode is lost. Raises ConfigError when too many were."""
-        worker.process.kill()
-        worker.process.join()
-        worker.connection.close()
+        worker.kill()
         self.workers.remove(worker)
         assert worker.job is not None
-        self.respawns -= 1
-        if self.respawns < 0:
+        if self.losses.lost():
             raise ConfigError(f"recording stopped, its workers ended too often: {worker.job.state.name} {why}; try workers=0 to "
                               "see where")
         return _Reply(worker.job.number, error=f"{worker.job.spec.task}/{worker.job.state.name}: {why}")
@@ -201,38 +192,38 @@ class _Crew:
         waiting = list(reversed(self.jobs))
         while waiting or any(worker.job for worker in self.workers):
             while len(self.workers) < self.count and waiting:
-                self._start()
+                self.workers.append(_Recorder(_serve, (), "mmrl-record"))
             for worker in self.workers:
                 if worker.job is None and waiting and waiting[-1].number <= window():
-                    worker.job, worker.since = waiting.pop(), time.monotonic()
-                    worker.connection.send(worker.job)
+                    worker.play(waiting.pop(), self.episode_s)
             busy = [worker for worker in self.workers if worker.job is not None]
-            ready = wait([worker.connection for worker in busy], timeout=0.5)
+            ready = wait([worker.connection for worker in busy], patience((worker.deadline for worker in busy), _LOOK_S))
             for worker in busy:
                 if worker.connection in ready:
-                    try:
-                        reply = worker.connection.recv()
-                        worker.job = None
-                    except (EOFError, OSError):
-                        worker.process.join(5)
-                        reply = self._lose(worker, f"its process ended with code {worker.process.exitcode}")
-                    yield reply
-                elif time.monotonic() - worker.since > self.episode_s:
-                    yield self._lose(worker, f"took longer than {self.episode_s:g} s")
+                    if (reply := self._receive(worker)) is not None:
+                        yield reply
+                elif worker.late:
+                    yield self._lose(worker, f"took longer than {worker.limit_s:g} s")
+
+    def _receive(self, worker: _Recorder) -> _Reply | None:
+        """Its reply; None when it has just come up."""
+        try:
+            if not worker.ready:
+                worker.await_ready(0.0)
+                worker.begin(self.episode_s)
+                return None
+            reply: _Reply = worker.receive()
+        except ChildError as error:
+            death = error.death
+            return self._lose(worker, f"its process {death.said}" if death.cause == "message" else
+                              f"its process ended with code {worker.death(END_S).code}")
+        worker.job = None
+        worker.rest()
+        return reply
 
     def close(self) -> None:
-        """End all workers: politely, then by force."""
-        for worker in self.workers:
-            try:
-                worker.connection.send(None)
-            except (OSError, ValueError):
-                worker.process.kill()
-        for worker in self.workers:
-            worker.process.join(5)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            worker.connection.close()
+        """End all workers; those at work are killed."""
+        close_all(self.workers, [worker for worker in self.workers if worker.job is None])
 
 
 def _check(specs: Sequence[EnvSpec], states: Sequence[InitialState], keep: str, noise: float, every: int, workers: int,
@@ -243,6 +234,9 @@ def _check(specs: Sequence[EnvSpec], states: Sequence[InitialState], keep: str, 
         raise ConfigError(f"expected keep as success or all, found {keep!r}")
     if not noise >= 0 or every < 1 or workers < 0:
         raise ConfigError(f"expected noise >= 0, every >= 1 and workers >= 0, found {noise}, {every} and {workers}")
+    if workers and (here := [spec.suite for spec in specs if spec.suite.startswith("__main__:")]):
+        raise ConfigError(f"expected a suite that worker processes can import, found {here[0]}, of the script that was started; "
+                          "move it into a module, or record with workers=0")
     if codec is not None and codec.steps % every:
         raise ConfigError(f"expected every to divide the {codec.steps} control steps of a decision (chunk {codec.chunk} x repeat "
                           f"{codec.repeat}), so that decisions start at a picture, found {every}")

@@ -148,6 +148,11 @@ def test_workers_that_die_or_hang_are_replaced(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
 
 
+def test_a_suite_of_the_script_itself_is_refused_where_workers_would_need_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="suite that worker processes can import, found __main__:Mine"):
+        record(EnvSpec("__main__:Mine", "push", 48), initial_states("train", 1), tmp_path / "s")
+
+
 def test_several_tasks_in_one_data_set(tmp_path: Path) -> None:
     specs = [PUSH, EnvSpec("tiny", "reach", 40, image_size=32)]
     record(specs, initial_states("train", 2), tmp_path / "s", workers=0)
