@@ -1,4 +1,4 @@
-"""Rows and programs of PixMo-Count, PageOCR, RefCOCO and TempCompass' caption matching, for scripts.record_suites.
+"""Rows and programs of PixMo-Count, PageOCR, RefCOCO, ScreenSpot-v2 and TempCompass' caption matching, for scripts.record_suites.
 
     python -c "from scripts._suite_pictures import pageocr_rows; print(pageocr_rows()[0])"
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts._extractor_cases import BOXES, COUNTS
+from scripts._extractor_cases import BOXES, COUNTS, POINTS
 from scripts._extractor_runs import point_count_eval
 from scripts._peer_code import load
 from scripts._suite_clips import tempcompass_judged
@@ -21,7 +21,7 @@ from scripts._suite_rows import Case
 from scripts._suite_texts import plain
 
 __all__ = ["PICTURE", "matching", "matching_rows", "pageocr", "pageocr_rows", "pixmo_count", "pixmo_count_rows", "refcoco",
-           "refcoco_rows"]
+           "refcoco_rows", "screenspot_v2", "screenspot_v2_rows"]
 
 PICTURE = (400, 300)
 
@@ -118,6 +118,30 @@ def refcoco(code: Path, cases: Sequence[Case]) -> dict[str, Any]:
     return {"values": [float(space["compute_iou"](row["bbox"], row["pred"])) for row in found],
             "numbers": {metric: float(space["refcoco_bbox_rec_aggregation_result"](found, metric))
                         for metric in ("IoU", "ACC@0.3", "ACC@0.5", "ACC@0.7")}}
+
+
+def screenspot_v2_rows() -> list[Case]:
+    """Instructions of ScreenSpot-v2 with clicks as shares of the picture, as pixels, as boxes, in words."""
+    rng, cases = random.Random(103), []
+    for number, reply in enumerate(reply for reply in POINTS * 2 if plain(reply)):
+        x, y = rng.choice([0.0, 100.0, 190.0, 150.0]), rng.choice([0.0, 60.0, 70.0, 150.0])
+        cases.append({"row": {"platform": ("mobile", "desktop", "web")[number % 3], "data_type": rng.choice(["text", "icon"]),
+                              "data_source": ("ios", "windows", "shop")[number % 3], "instruction": f"press {number}",
+                              "bbox": [x, y, 120.0, 90.0]}, "reply": reply})
+    return cases
+
+
+def screenspot_v2(code: Path, cases: Sequence[Case]) -> dict[str, Any]:
+    """screenspot_v2_process_results on each reply, and the three means."""
+    space = load(code / "lmms_eval" / "tasks" / "screenspot_v2" / "utils.py")
+    found = []
+    for case in cases:
+        x, y, w, h = case["row"]["bbox"]
+        doc = {"bbox": [x / PICTURE[0], y / PICTURE[1], (x + w) / PICTURE[0], (y + h) / PICTURE[1]],
+               "data_type": case["row"]["data_type"], "image_width": PICTURE[0], "image_height": PICTURE[1]}
+        found.append(space["screenspot_v2_process_results"](doc, [case["reply"]])["screenspot_v2_action_acc"])
+    return {"values": [float(row["correct"]) for row in found], "numbers": {
+        kind: float(space[f"screenspot_v2_{kind}_acc"](found)) for kind in ("action", "text", "icon")}}
 
 
 def matching_rows() -> list[Case]:

@@ -84,6 +84,8 @@ RUNS: tuple[Golden, ...] = (
            "ends with an error (its precision is None); here that is 0, so that the distance, 1, counts. `value` is a page's."),
     Golden("refcoco", "lmms-eval", ("lmms_eval/tasks/refcoco/utils_rec.py",), _suite_pictures.refcoco_rows, _suite_pictures.refcoco,
            "refcoco_bbox_rec_process_result and refcoco_bbox_rec_aggregation_result, boxes as shares of the picture."),
+    Golden("screenspot_v2", "lmms-eval", ("lmms_eval/tasks/screenspot_v2/utils.py",), _suite_pictures.screenspot_v2_rows,
+           _suite_pictures.screenspot_v2, "screenspot_v2_process_results and the three means; boxes as shares of the picture."),
     Golden("tempcompass_matching", "TempCompass", ("eval_caption_matching.py", "utils/eval_utils.py"),
            _suite_pictures.matching_rows, _suite_pictures.matching,
            "The script, whole, with --disable_llm, on captions named by letters. Replies that its rules cannot match, which a "

@@ -24,8 +24,8 @@ from mmrl.rollout import SamplingSettings
 from mmrl.scoring import Scorer
 from mmrl.types import ImageSize, Sample, StopReason, Turn
 
-__all__ = ["FIXTURES", "Golden", "Outcome", "Reply", "agree", "evaluate_suite", "golden", "put", "put_parquet", "put_picture",
-           "told"]
+__all__ = ["BOOK", "FIXTURES", "Golden", "Outcome", "Reply", "agree", "evaluate_suite", "golden", "put", "put_parquet",
+           "put_picture", "told"]
 
 FIXTURES = Path(__file__).resolve().parent.parent / "assets" / "fixtures"
 BOOK = load_suites(Path(__file__).resolve().parent.parent / "configs" / "suites.yaml")

@@ -6,6 +6,7 @@ and submission files as `mmrl eval` has them; `mmrl score` then gives the same a
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,41 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.suite_kit import agree, evaluate_suite, golden, put, put_parquet, told
+from mmrl.evaluation.suites import Suite
+from tests.suite_kit import BOOK, agree, evaluate_suite, golden, put, put_parquet, told
 
-pytestmark = pytest.mark.slow
 
-
-def _png() -> dict[str, Any]:
-    """A picture as parquet holds it."""
+def picture_bytes(size: tuple[int, int] = (32, 32)) -> dict[str, Any]:
+    """A picture as parquet holds it; width and height in pixels."""
     buffer = io.BytesIO()
-    Image.new("RGB", (32, 32), (200, 10, 10)).save(buffer, "PNG")
+    Image.new("RGB", size, (200, 10, 10)).save(buffer, "PNG")
     return {"bytes": buffer.getvalue(), "path": None}
 
 
+OTHERWISE = {"got10k_frames": "a number of chosen frames, which no program of the benchmark computes: tests/tasks/test_tracking.py"}
+"""Suites whose numbers no official program gives."""
+
+
+def test_every_shipped_suite_is_compared_with_its_program() -> None:
+    """Itself, or another split or other frames of the same reader, task, metric and extractor."""
+    files = Path(__file__).parent.glob("test_suite_goldens*.py")
+    named = set(re.findall(r'"([\w+]+)"', "".join(file.read_text(encoding="utf-8") for file in files)))
+    named |= {f"android_control_{level}" for level in ("low", "high")}
+
+    def kind(suite: Suite) -> tuple[Any, ...]:
+        return suite.task, suite.params["reader"]["format"], suite.metric, suite.extractor, suite.answers
+
+    compared = {kind(suite) for name, suite in BOOK.suites.items() if name in named and name not in OTHERWISE}
+    assert {name for name, suite in BOOK.suites.items() if kind(suite) not in compared} == set(OTHERWISE)
+
+
+@pytest.mark.slow
 def test_mmmu(tmp_path: Path) -> None:
     """Subjects, all of them, and the verdict on each of the replies, by both scripts of the authors."""
     found = golden("mmmu")
     subjects: dict[str, list[dict[str, Any]]] = {}
     for row in found.rows:
-        picture = {f"image_{n}": _png() if n == 1 else None for n in range(1, 8)}
+        picture = {f"image_{n}": picture_bytes() if n == 1 else None for n in range(1, 8)}
         subjects.setdefault(row["id"].split("_", 1)[1].rpartition("_")[0], []).append({**row, **picture})
     for subject, rows in subjects.items():
         put_parquet(tmp_path / "MMMU" / subject / "validation-00000-of-00001.parquet", rows)
@@ -46,11 +64,12 @@ def test_mmmu(tmp_path: Path) -> None:
         f"MMMU/{subject}": numbers["num_example"] for subject, numbers in found.official["subjects"].items()}
 
 
+@pytest.mark.slow
 def test_mathvista(tmp_path: Path) -> None:
     """Its rules without the language model (--answers official), by calculate_score.py: all, by source, by kind of answer."""
     found = golden("mathvista")
     put_parquet(tmp_path / "MathVista" / "data" / "testmini-00000-of-00001.parquet", [
-        {**row, "image": f"images/{row['pid']}.jpg", "decoded_image": _png()} for row in found.rows])
+        {**row, "image": f"images/{row['pid']}.jpg", "decoded_image": picture_bytes()} for row in found.rows])
     ids = [row["pid"] for row in found.rows]
     outcome = evaluate_suite("mathvista_rule", tmp_path, told(found, ids), tmp_path / "out", answers="official")
     agree(found, ids, outcome.values("correct"))
@@ -62,6 +81,7 @@ def test_mathvista(tmp_path: Path) -> None:
         scores["question_type"]["multi_choice"]["accuracy"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_vsi_bench(tmp_path: Path) -> None:
     """Accuracy and mean relative accuracy of each reply, the eight types, and their mean, which is the suite's number."""
     found = golden("vsibench")

@@ -77,6 +77,27 @@ def test_refcoco(tmp_path: Path) -> None:
     assert outcome.results["greedy"]["iou"]["mean"] == close(numbers["IoU"])
 
 
+def test_screenspot_v2(tmp_path: Path) -> None:
+    """lmms-eval's rule (--answers official): clicks as shares of the picture or as pixels; all, texts and icons."""
+    found, root = golden("screenspot_v2"), tmp_path / "ScreenSpot-v2"
+    put_picture(root / "screenspotv2_image" / "a.png", PICTURE)
+    ids, files = [], {name: [] for name in ("mobile", "desktop", "web")}  # type: dict[str, list[Any]]
+    for row in found.rows:
+        listed = files[row["platform"]]
+        listed.append({"img_filename": "a.png", **{key: value for key, value in row.items() if key != "platform"}})
+        ids.append(f"screenspot_{row['platform']}_v2-{len(listed)}")
+    for name, listed in files.items():
+        put(root / f"screenspot_{name}_v2.json", listed)
+    outcome = evaluate_suite("screenspot_v2", tmp_path, told(found, ids), tmp_path / "out", answers="official",
+                             frame=CoordFrame.REL1)
+    agree(found, ids, outcome.values("inside"))
+    numbers, mine = found.official["numbers"], outcome.values("inside")
+    assert outcome.line.value == close(numbers["action"]) and outcome.line.metric == "inside"
+    for kind in ("text", "icon"):
+        values = [mine[name] for name, row in zip(ids, found.rows, strict=True) if row["data_type"] == kind]
+        assert sum(values) / len(values) == close(numbers[kind])
+
+
 def test_tempcompass_matching(tmp_path: Path) -> None:
     """Replies that the script's rules match, captions named by letters; others go to a language model there."""
     found = golden("tempcompass_matching")
