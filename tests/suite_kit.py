@@ -85,18 +85,19 @@ def _prompt(sample: Sample, task: Any) -> Any:
 
 
 class _Speaker:
-    """Stands for the engine: says what `reply` gives."""
+    """Stands for the engine: says what `reply` gives, and why it stops."""
 
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
+    def __init__(self, reply: Reply, stop: StopReason) -> None:
+        self.reply, self.stop = reply, stop
 
     def generate(self, requests: Iterable[Any], settings: SamplingSettings) -> list[list[Turn]]:
-        return [[Turn((1,), self.reply(r.prompt.sample), (0.0,), StopReason.EOS)] * r.count for r in requests]
+        return [[Turn((1,), self.reply(r.prompt.sample), (0.0,), self.stop)] * r.count for r in requests]
 
 
 def evaluate_suite(name: str, root: Path, reply: Reply, out: Path, *, answers: str | None = None,
-                   frame: CoordFrame = CoordFrame.ABS_ORIG) -> Outcome:
-    """Evaluate the shipped suite `name` on the data below `root` as `mmrl eval --suite NAME --answers ANSWERS` does.
+                   frame: CoordFrame = CoordFrame.ABS_ORIG, stop: StopReason = StopReason.EOS) -> Outcome:
+    """Evaluate the shipped suite `name` on the data below `root` as `mmrl eval --suite NAME --answers ANSWERS` does; every reply
+    ended because of `stop`.
 
     Also scores predictions.jsonl again as `mmrl score` does, and fails where that gives another score.
     """
@@ -108,7 +109,7 @@ def evaluate_suite(name: str, root: Path, reply: Reply, out: Path, *, answers: s
 
     encode.ahead = None  # type: ignore[attr-defined]
     policy: Any = SimpleNamespace(encoder=encode, template=SimpleNamespace(name="told", frame=frame))
-    engine: Any = _Speaker(reply)
+    engine: Any = _Speaker(reply, stop)
     settings = EvalSettings(SamplingSettings(max_new_tokens=suite.settings.max_new_tokens or 64), 0, on_error="raise")
     specs = [(s.config.task, dict(s.config.params)) for s in sources]
     with Scorer(specs, [s.task for s in sources], workers=0) as scorer:

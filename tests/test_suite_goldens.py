@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from mmrl.evaluation.suites import Suite
+from mmrl.types import StopReason
 from tests.suite_kit import BOOK, agree, evaluate_suite, golden, put, put_parquet, told
 
 
@@ -82,14 +83,17 @@ def test_mathvista(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_vsi_bench(tmp_path: Path) -> None:
-    """Accuracy and mean relative accuracy of each reply, the eight types, and their mean, which is the suite's number."""
+@pytest.mark.parametrize("stop", [StopReason.EOS, StopReason.LENGTH])
+def test_vsi_bench(stop: StopReason, tmp_path: Path) -> None:
+    """The program does not know why a reply ended, so a cut one counts as far as it goes.
+
+    Accuracy and mean relative accuracy of each reply, the eight types, and their mean, which is the suite's number."""
     found = golden("vsibench")
     put(tmp_path / "VSI-Bench" / "test.jsonl", found.rows)
     for row in found.rows:
         put(tmp_path / "VSI-Bench" / row["dataset"] / f"{row['scene_name']}.mp4", b"no video")
     ids = [str(row["id"]) for row in found.rows]
-    outcome = evaluate_suite("vsibench", tmp_path, told(found, ids), tmp_path / "out")
+    outcome = evaluate_suite("vsibench", tmp_path, told(found, ids), tmp_path / "out", stop=stop)
     kinds = {row["id"]: row["task"] for row in outcome.predictions}
     agree(found, ids, {name: outcome.values("mra" if kinds[name] == "numeric" else "correct")[name] for name in ids})
     numbers = found.official["numbers"]

@@ -17,6 +17,7 @@ import pytest
 from assets.make_official_goldens import load
 from assets.make_task_fixtures import encode_example, write_records
 from mmrl.coords import CoordFrame
+from mmrl.types import StopReason
 from tests.suite_kit import FIXTURES, evaluate_suite, put, put_parquet, put_picture
 from tests.test_suite_goldens import picture_bytes
 
@@ -69,15 +70,18 @@ def test_screenspot_pro(tmp_path: Path) -> None:
     assert [row["correctness"] for row in written["details"]] == golden["correctness"]
 
 
-def test_ocrbench(tmp_path: Path) -> None:
-    """Every verdict of example.py but the last one's, which is right only behind the first 1,024 characters; scores by type."""
+@pytest.mark.parametrize("stop", [StopReason.EOS, StopReason.LENGTH])
+def test_ocrbench(stop: StopReason, tmp_path: Path) -> None:
+    """Also of replies that the length limit cut.
+
+    Every verdict of example.py but the last one's, which is right only behind the first 1,024 characters; scores by type."""
     given, golden = load("ocrbench")
     rows, right = given["rows"], golden["result"][:-1]
     put_parquet(tmp_path / "OCRBench" / "data" / "test-00000-of-00001.parquet", [
         {"dataset": row["dataset_name"], "question": row["question"], "question_type": row["type"], "answer": row["answers"],
          "image": picture_bytes()} for row in rows])
     replies = {f"test-00000-of-00001-{number}": row["predict"] for number, row in enumerate(rows, 1)}
-    outcome = evaluate_suite("ocrbench", tmp_path, lambda sample: replies[sample.id], tmp_path / "out")
+    outcome = evaluate_suite("ocrbench", tmp_path, lambda sample: replies[sample.id], tmp_path / "out", stop=stop)
     [path] = (outcome.folder / "submissions").rglob("ocrbench.json")
     assert [row["result"] for row in json.loads(path.read_text(encoding="utf-8"))] == [*map(int, right), 0]
     assert outcome.line.value == close(sum(right) / len(rows))

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from mmrl.coords import CoordFrame
+from mmrl.types import StopReason
 from scripts._suite_pictures import PICTURE
 from tests.suite_kit import agree, evaluate_suite, golden, put, put_parquet, put_picture, told
 
@@ -37,14 +38,15 @@ def test_pixmo_count(tmp_path: Path) -> None:
     assert outcome.line.value == close(found.official["numbers"]["correct"]) and outcome.line.extractor == "pixmo_count"
 
 
-def test_pageocr(tmp_path: Path) -> None:
-    """Distances of the pages, their mean, and the file that Fox' script asks for."""
+@pytest.mark.parametrize("stop", [StopReason.EOS, StopReason.LENGTH])
+def test_pageocr(stop: StopReason, tmp_path: Path) -> None:
+    """Also of pages that the length limit cut. Distances of the pages, their mean, and the file that Fox' script asks for."""
     found = golden("pageocr")
     put(tmp_path / "Fox" / "en_page_ocr.json", found.rows)
     for row in found.rows:
         put_picture(tmp_path / "Fox" / "en_pdf_png" / row["image"])
     ids = [f"en_page_ocr-{number}" for number in range(1, len(found.rows) + 1)]
-    outcome = evaluate_suite("pageocr_en", tmp_path, told(found, ids), tmp_path / "out")
+    outcome = evaluate_suite("pageocr_en", tmp_path, told(found, ids), tmp_path / "out", stop=stop)
     agree(found, ids, {name: 1 - value for name, value in outcome.values("ned").items()})
     numbers = found.official["numbers"]
     assert outcome.line.value == close(numbers["edit_dist"]) and outcome.line.n == numbers["eval question num"]

@@ -27,6 +27,8 @@ EXTRACTORS: Mapping[str, Mapping[str, Extractor]] = {
     "mlvu": {"choice": choices.mlvu},
     "videomme": {"choice": choices.videomme},
     "pixmo_count": {"counting": numbers.pixmo_count},
+    "ocrbench": {"ocr": texts.whole},
+    "pageocr": {"ocr": texts.whole},
     "videommmu": {"choice": choices.videommmu, "open_text": texts.videommmu_open},
     "refcoco": {"grounding": places.refcoco},
     "screenspot": {"gui_grounding": places.seeclick},

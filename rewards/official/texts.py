@@ -1,4 +1,4 @@
-"""Open answers out of replies and the verdict on them, as MMMU's, Video-MMMU's and MathVista's programs have it.
+"""Open answers out of replies and the verdict on them, as the programs of MMMU, Video-MMMU, MathVista and of OCR have it.
 
     python -c "from rewards.official import Asked; from rewards.official.texts import mmmu_open
     print(mmmu_open('So the mass is 12 kg', Asked('open_text', '12')))"
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from rewards.official.asked import Asked, Found
 from rewards.official.numbers import quick
 
-__all__ = ["mathvista", "mmmu_open", "videommmu_open"]
+__all__ = ["mathvista", "mmmu_open", "videommmu_open", "whole"]
 
 _MMMU_SIGNS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
 _VIDEOMMMU_SIGNS = (*_MMMU_SIGNS, "are ", "in total ", "total ", "identify ", "recognize ", "calculated as ", "counted as ",
@@ -90,3 +90,9 @@ def mathvista(reply: str, asked: Asked) -> Found:
     said = quick(reply, asked.params)
     truths = asked.truth if isinstance(asked.truth, list) else [asked.truth]
     return Found(said, said in [str(truth) for truth in truths])
+
+
+def whole(reply: str, asked: Asked) -> Found:
+    """Yuliang-Liu/MultimodalOCR, OCRBench/example.py, and ucaslcl/Fox, eval_tools/eval_ocr_test.py: the whole reply, also one that
+    the length limit cut."""
+    return Found(reply)
