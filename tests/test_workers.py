@@ -285,6 +285,21 @@ def test_what_a_worker_does_is_told_and_another_takes_its_place(what: str, cause
     assert not worker.alive and worker.code == 0
 
 
+def test_a_thread_that_blocks_on_a_late_worker_meets_its_end() -> None:
+    worker = Worker(hang, (), "hanging")
+    worker.await_ready(60.0)
+    with worker.within(0.4) as late, pytest.raises(ChildError) as raised:
+        worker.connection.send("job")
+        worker.receive()
+    assert late.is_set() and (raised.value.death.cause, raised.value.death.code) == ("signal", -signal.SIGKILL)
+    worker.restart()
+    worker.await_ready(60.0)
+    with worker.within(60.0) as late:
+        assert worker.deadline < math.inf
+    assert not late.is_set() and worker.deadline == math.inf and worker.alive, "in time, it is left alone"
+    worker.kill()
+
+
 def test_a_worker_that_does_not_come_up_says_why() -> None:
     for fault, cause, said in (("no licence", "refused", "no licence"), ("late", "timeout", "was not ready within 0.2 s")):
         worker = Worker(obey, (fault,), "obedient")

@@ -24,11 +24,11 @@ from mmrl.errors import MMRLError
 from mmrl.serve.errors import RequestError, shutting_down
 from mmrl.serve.limits import Limits
 from mmrl.serve.preparing import SMALL_BODY, Encode, ReadBody, Reading, Recipe, run
-from mmrl.workers.spawned import Worker
+from mmrl.workers.process import END_S, ChildError
+from mmrl.workers.spawned import START_S, Worker
 
 __all__ = ["Readers", "warm_up"]
 
-_START_S = 300.0  # for a process to come up: it imports torch, unless the fork server has
 _SMALL_S = 5.0  # for a small request; one that takes longer was not small, and goes to the others
 _NICENESS = 19
 _log = logging.getLogger("mmrl.serve")
@@ -183,7 +183,7 @@ class Readers:
 
     def process(self, small_only: bool) -> _Process:
         """A new process."""
-        return _Process(run, (self._recipe, 0 if small_only else _NICENESS), "mmrl-reader")
+        return _Process(run, (self._recipe, 0 if small_only else _NICENESS), "mmrl-reader", most=self.memory)
 
     @property
     def closing(self) -> bool:
@@ -202,14 +202,13 @@ class _Place:
     def __init__(self, pool: Readers, *, small_only: bool) -> None:
         self._pool, self._small_only = pool, small_only
         self._process: _Process | None = None
-        self._late = False
         self.up, self.fault = threading.Event(), ""
         self.thread = threading.Thread(target=self._run, name="mmrl-reader", daemon=True)
 
     def end(self) -> None:
         """End the process and the thread; the pool closes."""
         if self._process is not None:
-            self._process.process.kill()
+            self._process.stop()
         if self.thread.is_alive() and self.thread is not threading.current_thread():
             self.thread.join(10.0)
 
@@ -233,11 +232,11 @@ class _Place:
             self._process = self._pool.process(self._small_only)
         else:
             self._process.restart()
-        if not self._process.connection.poll(_START_S):
-            raise MMRLError(f"it was not ready within {_START_S:g} s")
-        if (fault := pickle.loads(self._process.connection.recv_bytes())) is not None:
-            raise MMRLError(fault)
-        self._process.ready = True
+        try:
+            self._process.await_ready(START_S)
+        except ChildError as error:
+            death = error.death
+            raise MMRLError({"refused": death.said, "timeout": f"it {death.said}"}.get(death.cause, f"it {death.how}")) from error
 
     def _answer(self, job: _Job) -> Any:
         try:
@@ -247,37 +246,29 @@ class _Place:
             _log.error("a process that reads requests could not be replaced: %s", error)
             return RequestError("the server has no process left to read this request; ask again later", status=503)
         assert self._process is not None
-        self._late = False
-        timer = threading.Timer(job.limit_s, self._expire, (self._process,))
-        timer.start()
-        answer: Any = None
-        try:
-            self._process.connection.send_bytes(job.message)
-            if job.body is not None:
-                self._process.connection.send_bytes(job.body)
-                job.body = None  # the process has it
-            answer = pickle.loads(self._process.connection.recv_bytes())
-        except (EOFError, OSError):
-            self._process.ready = False
-        except Exception:  # an answer that cannot be read, or not be held: this place must go on to answer others
-            _log.exception("what a process that reads requests answered could not be taken")
-            self._process.ready = False
-            self._process.process.kill()
-        finally:
-            timer.cancel()
-            timer.join()
-        if self._late:
-            self._process.ready = False
-        if not self._process.ready and answer is None:
-            answer = self._lost(job)
+        process, answer = self._process, None
+        with process.within(job.limit_s) as late:
+            try:
+                process.connection.send_bytes(job.message)
+                if job.body is not None:
+                    process.connection.send_bytes(job.body)
+                    job.body = None  # the process has it
+                answer = process.receive(patience_s=0.0)
+            except OSError:
+                process.ready = False
+            except Exception as error:  # it died; or what it answered cannot be read, or not be held: this place must go on
+                process.ready = False
+                if not isinstance(error, ChildError) or error.death.cause == "message":
+                    _log.exception("what a process that reads requests answered could not be taken")
+                    process.stop()
+        if late.is_set():
+            process.ready = False
+        if not process.ready and answer is None:
+            answer = self._lost(job, late=late.is_set())
             job.give(answer)  # before the next process starts
-        if not self._process.ready and not self._pool.closing:
+        if not process.ready and not self._pool.closing:
             self._replace()
         return answer
-
-    def _expire(self, process: _Process) -> None:
-        self._late = True
-        process.process.kill()
 
     def _replace(self) -> None:
         try:
@@ -287,14 +278,13 @@ class _Place:
             self._process.ready = False
             _log.error("a process that reads requests could not be replaced: %s", error)
 
-    def _lost(self, job: _Job) -> RequestError:
+    def _lost(self, job: _Job, *, late: bool) -> RequestError:
         assert self._process is not None
         if self._pool.closing:
             return shutting_down()
-        if self._late:
+        if late:
             return _TimeUp(f"expected media and text that can be read within {job.limit_s:g} s, found that these take longer; send "
                            "fewer or smaller ones, or start the server with a larger --prepare-timeout", "messages", code="timeout")
-        self._process.process.join(5.0)
         return RequestError("the process that read this request died of it (exit code "
-                            f"{self._process.process.exitcode}); send other media, or start the server with a larger "
+                            f"{self._process.death(END_S).code}); send other media, or start the server with a larger "
                             f"--worker-memory-gib (now {self._pool.memory / 2**30:g})", "messages", code="crashed")

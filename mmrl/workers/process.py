@@ -34,8 +34,9 @@ import contextlib
 import math
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -141,6 +142,26 @@ class Child(abc.ABC):
     def begin(self, limit_s: float) -> None:
         """From now on it has so many seconds."""
         self.since, self.limit_s = time.monotonic(), limit_s
+
+    @contextlib.contextmanager
+    def within(self, limit_s: float) -> Iterator[threading.Event]:
+        """A job for which it has so many seconds, of a thread that blocks on its pipe: when they are over the process is stopped,
+        which the pipe tells, and the event is set."""
+        late = threading.Event()
+
+        def expire() -> None:
+            late.set()
+            self.stop()
+
+        self.begin(limit_s)
+        timer = threading.Timer(limit_s, expire)
+        timer.start()
+        try:
+            yield late
+        finally:
+            timer.cancel()
+            timer.join()
+            self.rest()
 
     def rest(self) -> None:
         """It owes nothing."""

@@ -191,7 +191,7 @@ def test_an_answer_that_cannot_be_taken_costs_its_request_only(tmp_path: Path, m
                 raise failures.pop()
             return pickle.loads(data)
 
-        monkeypatch.setattr("mmrl.serve.pool.pickle", SimpleNamespace(loads=loads, dumps=pickle.dumps))
+        monkeypatch.setattr("mmrl.workers.spawned.pickle", SimpleNamespace(loads=loads))
         [lost] = read(readers, tmp_path, body_of("y"))
         assert isinstance(lost, RequestError) and lost.code == "crashed"
         [again] = read(readers, tmp_path, body_of("z"))
