@@ -177,7 +177,8 @@ def check_task(spec: str, data: str | Path | None = None, *, model: str | None =
 
 def _load(task: Task, path: str, limit: int, result: Conformance) -> list[Sample]:
     """Samples of the first load; [] with a finding when there are none or loading fails."""
-    check = Check("data loads", "at least one usable sample", "mend the rows named here, or load()", lambda _: iter(()))
+    check = Check("data loads", "at least one usable sample", "do what it says; a row that it names is the first wrong one, --all "
+                  "lists all of them", lambda _: iter(()))
     samples: list[Sample] = []
     try:
         samples = list(itertools.islice(task.load(path), limit))

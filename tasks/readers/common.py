@@ -21,14 +21,18 @@ from mmrl.media import ORIENTATION_PARAM, ImageFacts, Orientation, image_facts
 from mmrl.types import Sample
 
 __all__ = [
-    "Check", "GeometryError", "Readout", "Rejected", "RowError", "SizeOf", "SkipRow", "check_answer_box", "check_box",
-    "check_frame", "collect", "read_pictures_as", "resolve_image", "text_of",
+    "Check", "GeometryError", "MAP_COLUMNS", "Readout", "Rejected", "RowError", "SizeOf", "SkipRow", "check_answer_box",
+    "check_box", "check_frame", "collect", "read_pictures_as", "resolve_image", "text_of",
 ]
 
 Box = tuple[float, float, float, float]
 SizeOf = Callable[[str], tuple[int, int]]
 Check = Callable[[str, Any, CoordFrame, Sequence[tuple[int, int]], Mapping[str, Any]], Any]
 """check(task name, answer as the file has it, its frame, sizes of the row's pictures, params) -> Sample.answer, or RowError."""
+
+
+MAP_COLUMNS = "map the columns that there are: reader.columns={image: ..., question: ..., answer: ...}"
+"""The mend for rows of nobody's format, see tasks.readers.mapped."""
 
 
 class RowError(DataError):

@@ -37,12 +37,14 @@ _RULES: tuple[tuple[str, frozenset[str]], ...] = tuple((name, frozenset(keys.spl
     ("easyr1", "problem"),
 ))
 """(format, keys that all of its rows have); the first that fits wins."""
+_TEXT_ONLY = frozenset(("vlm_r1", "video_r1", "mvbench", "activitynet", "qvhighlights", "nextgqa", "videochat_got", "gui_odyssey"))
+"""Formats that are JSON (or CSV) files: a parquet file with their columns is none of them."""
 _HEAD = 1 << 20  # bytes of a JSON list that are looked at for its first row
 
 
-def _by_keys(keys: Iterable[str]) -> str | None:
+def _by_keys(keys: Iterable[str], but: frozenset[str] = frozenset()) -> str | None:
     have = set(keys)
-    return next((name for name, needed in _RULES if needed <= have), None)
+    return next((name for name, needed in _RULES if needed <= have and name not in but), None)
 
 
 def _of_object(value: dict[str, Any]) -> str | None:
@@ -139,7 +141,7 @@ def _of_parquet(path: Path) -> str:
         return "easyr1"  # its reader says that the file is broken
     if _listed_in_dataset_info(path):
         return "llama_factory"
-    return _by_keys(names) or "easyr1"
+    return _by_keys(names, _TEXT_ONLY) or "easyr1"  # its reader says what to do about columns that are nobody's
 
 
 def _of_text(path: Path) -> str | None:

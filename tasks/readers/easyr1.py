@@ -17,7 +17,7 @@ from typing import Any
 from mmrl.errors import ConfigError
 from mmrl.types import Sample
 from tasks.readers.answers import listed, options_in, split_options
-from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect
+from tasks.readers.common import MAP_COLUMNS, Check, Readout, RowError, SizeOf, check_frame, collect
 from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
 from tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
 from tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
@@ -86,6 +86,7 @@ def read_easyr1(path: str | Path, *, image_root: str | None = None, media_dir: s
                 answer=check(own, read_truth(own, answer), box_frame, media.sizes, params), images=media.images,
                 videos=media.videos, params=params)
 
-        return collect(file, rows_of(file, needed, "set problem_key, answer_key or images_key"), convert, on_error)
+        return collect(file, rows_of(file, needed, f"set problem_key, answer_key or images_key, or {MAP_COLUMNS}"), convert,
+                       on_error)
 
     return read_files(data_files(Path(path), "*.parquet"), read_one, on_error)

@@ -63,14 +63,33 @@ def _at(row: Any, path: str) -> Any:
     return _at(row, rest) if rest and row is not _MISSING else row
 
 
+def _nearest(row: Mapping[str, Any], path: str) -> str:
+    """Where a path leaves a row, in words: what stands at the last part of it that is there."""
+    reached, left = "", path
+    while left:
+        key, _, rest = left.partition(".")
+        whole = f"{reached}.{key}" if reached else key
+        if _at(row, whole) is _MISSING:
+            break
+        reached, left = whole, rest
+    if not reached:
+        return ""
+    value = _at(row, reached)
+    inside = (f"a list of {len(value)}" if isinstance(value, list) else f"an object with {', '.join(map(str, value))}"
+              if isinstance(value, Mapping) else f"{type(value).__name__} {value!r:.40}")
+    return f"; {reached!r} is {inside}"
+
+
 def _column(row: Mapping[str, Any], columns: Mapping[str, str], field: str) -> Any:
     """The row's value for `field`, None where the field has no column. Raises RowError for a column that the row lacks."""
     if field not in columns:
         return None
     value = _at(row, columns[field])
     if value is _MISSING:
-        raise RowError(f"a column {columns[field]!r} for {field}", f"columns {', '.join(map(str, row))}",
-                       f"correct reader.columns.{field}.{did_you_mean(columns[field].partition('.')[0], list(row))}")
+        there = _nearest(row, columns[field])
+        hint = "" if there else did_you_mean(columns[field].partition(".")[0], list(row))
+        raise RowError(f"a column {columns[field]!r} for {field}", f"columns {', '.join(map(str, row))}{there}",
+                       f"correct reader.columns.{field}.{hint}")
     return value
 
 

@@ -21,6 +21,7 @@ from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import BUILT_IN
 from mmrl.types import Sample
 from tasks.readers.common import (
+    MAP_COLUMNS,
     Check,
     GeometryError,
     Readout,
@@ -101,7 +102,7 @@ def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: 
                        "leave rows of other tasks out")
     for key in row:
         if key not in _KEYS:
-            raise RowError(f"the keys {', '.join(_KEYS)}", f"{key!r}", "move extra fields into 'params'."
+            raise RowError(f"the keys {', '.join(_KEYS)}", f"{key!r}", f"move extra fields into 'params', or {MAP_COLUMNS}."
                            + did_you_mean(key, _KEYS))
     images = tuple(resolve_image(name, root) for name in _paths(row, "image"))
     videos = tuple(resolve_video(name, video_root or root) for name in _paths(row, "video"))

@@ -91,23 +91,45 @@ class Routes:
 
 
 def fixed_task(format: str, kind: str, task: str, types: Mapping[str, str] | None = None) -> str:
-    """The task of a format that holds one kind of rows, whose usual task is `kind`. Raises ConfigError for another task."""
+    """The task of a format that holds one kind of rows, whose usual task is `kind`. Raises ConfigError for another task, and for
+    one that `types` names and that cannot take their answers."""
     try:
-        return Routes(format, task, types, table={kind: kind}).task_of(kind)
+        own = Routes(format, task, types, table={kind: kind}).task_of(kind)
     except RowError:
         raise ConfigError(f"the {format} format holds task {kind}, found task {task}; use task {kind} or mixed, "
                           + _another_way(format, kind, task)) from None
+    if kind == "detection" and own != kind and not _singles(format, own) and not _alike(kind, own):  # labelled boxes
+        raise ConfigError(f"reader.types sends task {kind}, which the {format} format holds, to task {own}: use task {kind} or "
+                          "mixed, " + _another_way(format, kind, own))
+    return own
+
+
+def _singles(format: str, task: str) -> bool:
+    """Whether the reader makes rows of one object out of its pictures."""
+    return task == "grounding" and format in ("coco", "lvis")
+
+
+def _shapes(kind: str, task: str) -> tuple[str, str]:
+    """How answers of two tasks look in words; '' for tasks that are not built in."""
+    theirs, wanted = (getattr(resolve_task(name), "shape", "") if name in BUILT_IN else "" for name in (kind, task))
+    return theirs, wanted
+
+
+def _alike(kind: str, task: str) -> bool:
+    """Whether a task can take the answers of another: words are read as words, lists and objects only as what they are."""
+    theirs, wanted = _shapes(kind, task)
+    return not wanted or theirs == wanted or not {theirs[:1], wanted[:1]} & {"[", "{"}
 
 
 def _another_way(format: str, kind: str, task: str) -> str:
     """How rows of `kind` may become rows of `task`: by sending them there where the reader can or the answers look alike, else
     only by hand."""
-    if task == "grounding" and format in ("coco", "lvis"):
+    if _singles(format, task):
         return ("or ask for each category of which a picture shows exactly one object: reader.types={'detection': 'grounding'}, in "
                 "data.train[].params or --param")
-    theirs, wanted = (getattr(resolve_task(name), "shape", "") if name in BUILT_IN else "" for name in (kind, task))
-    if not wanted or theirs == wanted or not {theirs[:1], wanted[:1]} & {"[", "{"}:  # words are read as words
+    if _alike(kind, task):
         return f"or send its rows there: reader.types={{{kind!r}: {task!r}}}"
+    theirs, wanted = _shapes(kind, task)
     return (f"whose answers are {theirs}; those of task {task} are {wanted}, so that the rows have to be written anew, as mmrl's "
             'own ({"image": ..., "question": ..., "answer": ...}, tasks/readers/own.py)')
 

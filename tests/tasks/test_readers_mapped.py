@@ -164,3 +164,28 @@ def test_names_splits_and_networks_that_are_not_there_are_said(hub: Any) -> None
 def test_a_data_set_that_is_not_there_names_the_network(hub: Any) -> None:
     with pytest.raises(DataError, match=r"hf://nobody/nothing:train: expected a data set of the hub.*check the name.*network"):
         load_sources([DataSource(task="grounding", path="hf://nobody/nothing")])  # the tests have no network
+
+
+@pytest.mark.parametrize(("path", "told"), [
+    ("talk.5.value", r"'talk' is a list of 1; correct reader.columns.question\.$"),
+    ("talk.0.text", "'talk.0' is an object with from, value; correct"),
+    ("label.x", "'label' is str 'abc'; correct"), ("tlak.0.value", r"question\. Did you mean 'talk'")])
+def test_a_path_that_leaves_the_row_says_where(tmp_path: Path, path: str, told: str) -> None:
+    rows = write(tmp_path / "rows.parquet", [{"talk": [{"from": "human", "value": "Read it."}], "label": "abc"}])
+    with pytest.raises(DataError, match=f"row 1: expected a column '{path}' for question, found columns talk, label.*{told}"):
+        read_any(rows, task="ocr", columns={"question": path, "answer": "label"})
+
+
+@pytest.mark.parametrize("row", [
+    {"img": b"x", "conversations": [{"from": "human", "value": "q"}]}, {"image": b"x", "question": "q", "solution": "[1, 2, 3, 4]"},
+    {"image": b"x", "question": "q", "answer": [1, 2, 3, 4]}, {"qid": 1, "query": "q", "vid": "v"}])
+def test_parquet_of_nobodys_format_is_told_how_to_be_mapped(tmp_path: Path, row: dict[str, Any]) -> None:
+    """Columns of a JSON format in a parquet file went to that format's reader, which showed the file's bytes as a broken line."""
+    path = write(tmp_path / "rows.parquet", [row])
+    told = rf"found {', '.join(row)}; .*map the columns that there are: reader\.columns=\{{image: "
+    with pytest.raises(DataError, match=told) as err:
+        read_any(path, task="grounding")
+    assert "PAR1" not in str(err.value)
+    lines = write(tmp_path / "rows.jsonl", [{"img": "a.png", "prompt": "q", "answer": "a"}])
+    with pytest.raises(DataError, match=r"found 'img'; move extra fields into 'params', or map the columns"):
+        read_any(lines, task="ocr")

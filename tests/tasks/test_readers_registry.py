@@ -126,6 +126,16 @@ def test_a_format_of_one_task_refuses_another_and_can_be_sent_there(fixtures: di
     assert {s.task for s in own} == {"my_plugin"} and len(own) == len(sent)
 
 
+@pytest.mark.parametrize("task", ["counting", "ocr", "gui_grounding"])
+def test_labelled_boxes_are_sent_to_no_task_that_cannot_take_them(task: str) -> None:
+    """Each picture was refused as a wrong row before: expected a whole number, found [{'bbox': ...}]."""
+    path = next((COMMITTED / "coco" / "annotations").glob("*.json"))
+    with pytest.raises(ConfigError, match=rf"reader\.types sends task detection, which the coco format holds, to task {task}: use"):
+        read_any(path, task=task, types={"detection": task}, check=raw)
+    for other in ("grounding", "my_plugin"):
+        assert {s.task for s in read_any(path, task=other, types={"detection": other}, check=raw)} == {other}
+
+
 def test_a_bad_row_of_a_readers_file_names_file_row_and_mend(fixtures: dict[str, str]) -> None:
     path = Path(fixtures["ui_r1"])
     rows = json.loads(path.read_text())
