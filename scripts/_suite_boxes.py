@@ -20,7 +20,8 @@ from typing import Any
 from scripts._suite_programs import whole
 from scripts._suite_rows import Case
 
-__all__ = ["COCO_NAMES", "LVIS_NAMES", "OVDEVAL", "coco", "coco_file", "coco_rows", "lvis", "lvis_file", "lvis_rows", "ovdeval",
+__all__ = ["COCO_NAMES", "LVIS_NAMES", "OVDEVAL", "coco", "coco_edge_rows", "coco_file", "coco_rows", "lvis", "lvis_file",
+           "lvis_rows", "ovdeval",
            "ovdeval_file", "ovdeval_rows"]
 
 COCO_NAMES = {"person": 1, "traffic light": 10, "dog": 18, "cup": 47, "hot dog": 58, "cat": 17}
@@ -138,6 +139,22 @@ def _judged(cases: Sequence[Case], results: list[dict[str, Any]], numbers: Any) 
 def coco_rows() -> list[Case]:
     """Pictures in the form of COCO's val2017: descending ids, crowds, areas of masks, six of the categories."""
     return _cases(_rows(91, list(COCO_NAMES), 26), COCO_NAMES, {})
+
+
+def coco_edge_rows() -> list[Case]:
+    """The same with annotations that other sets have: boxes beyond the picture, without height, wholly outside."""
+    cases, number = coco_rows(), 0
+    for case in cases:
+        for one in case["row"]["annotations"]:
+            number += 1
+            box = one["bbox"]
+            if number % 9 == 0:
+                box[2] = case["row"]["image"]["width"] - box[0] + 30
+            elif number % 13 == 0:
+                box[3] = 0
+            elif number % 17 == 0:
+                box[0] = case["row"]["image"]["width"] + 5
+    return cases
 
 
 def coco_file(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

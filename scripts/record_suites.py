@@ -72,6 +72,8 @@ RUNS: tuple[Golden, ...] = (
            _suite_clips.mlvu, "main of the dev set's script on the test set's tasks: those answers are scored by a server."),
     Golden("coco", "pycocotools", ("pycocotools/cocoeval.py",), _suite_boxes.coco_rows, _suite_boxes.coco,
            "COCO(annotations).loadRes(results), COCOeval. `results` is the results file, `value` counts a picture's boxes in it."),
+    Golden("coco_edges", "pycocotools", ("pycocotools/cocoeval.py",), _suite_boxes.coco_edge_rows, _suite_boxes.coco,
+           "As coco, with annotations beyond their pictures, without height, and outside."),
     Golden("lvis", "lvis-api", ("lvis/lvis.py", "lvis/results.py", "lvis/eval.py"), _suite_boxes.lvis_rows, _suite_boxes.lvis,
            "LVISEval(annotations, results, 'bbox').run(), with numpy.float for the numpy of its time. `results` without the "
            "categories that it ignores in a picture."),

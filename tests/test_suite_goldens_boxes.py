@@ -64,6 +64,21 @@ def test_coco_and_odinw(suite: str, file: str, pictures: str, tmp_path: Path) ->
     same_file(written(outcome, "coco_results.json"), found.official["results"])
 
 
+def test_annotations_count_as_the_file_has_them(tmp_path: Path) -> None:
+    """Boxes beyond the picture are cut for prompts and rewards, those without height or wholly outside are no objects there.
+    COCOeval compares with the first as they are, and counts the others as missed."""
+    found = golden("coco_edges")
+    put(tmp_path / "odinw" / "_annotations.coco.json", coco_file(found.rows))
+    for row in found.rows:
+        put_picture(tmp_path / "odinw" / row["image"]["file_name"], (row["image"]["width"], row["image"]["height"]))
+    outcome = evaluate_suite("odinw", tmp_path, by_picture(found.rows, found.replies), tmp_path / "out")
+    [numbers] = outcome.results["benchmark"].values()
+    same_numbers(numbers, found.official["numbers"], COCO)
+    [notes] = [data["notes"] for data in outcome.results["protocol"]["data"]]
+    assert {"annotation cut at the edge of its picture", "annotation left out: a box outside the picture",
+            "annotation left out: a box without width or height"} <= set(notes)
+
+
 def test_lvis(tmp_path: Path) -> None:
     """Federated AP, by frequency and size, on the annotations as they lie there."""
     found = golden("lvis")

@@ -4,7 +4,9 @@
 detail.pred_labels, all in pixels of the original picture. A failed sample is a picture without predictions: it stays.
 
 Sample.params used, all optional: image_id, categories and category_ids (asked, aligned), areas (aligned with the answer),
-crowd ([{"bbox", "label", "area"}]), frequency, neg_category_ids, not_exhaustive_category_ids.
+crowd ([{"bbox", "label", "area"}]), rects ({place in the answer: [x, y, w, h] of the file, where the box was cut}), lost ([{"rect",
+"label", "area"}], annotations that are no objects; official scorers count both as the file has them), frequency,
+neg_category_ids, not_exhaustive_category_ids.
 
     python -c "from tasks.metrics.boxes import label_key; print(label_key(' Traffic_Light '))"
 """
@@ -30,11 +32,13 @@ Box = tuple[float, float, float, float]
 
 
 class Item(NamedTuple):
-    """A box (x1, y1, x2, y2) in original pixels, None when it is none, with its label key; `area` of the object in px^2."""
+    """A box (x1, y1, x2, y2) in original pixels, None when it is none, with its label key; `area` of the object in px^2; `rect`
+    (x, y, w, h) of the file where the box is another."""
 
     box: Box | None
     label: str
     area: float = 0.0
+    rect: Box | None = None
 
 
 @dataclass
@@ -44,6 +48,7 @@ class Picture:
     official_id: Any
     truth: list[Item] = field(default_factory=list)
     crowd: list[Item] = field(default_factory=list)
+    lost: list[Item] = field(default_factory=list)  # annotated, but no objects: official scorers count them as missed
     predicted: list[Item] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     negative_ids: list[int] | None = None  # LVIS: categories verified to be absent
@@ -64,10 +69,10 @@ class Evaluation:
         for number, picture in enumerate(self.pictures, 1):
             images.append({"id": number, "neg_category_ids": picture.negative_ids or [],
                            "not_exhaustive_category_ids": picture.open_ids})
-            for item, crowd in [*((t, 0) for t in picture.truth), *((c, 1) for c in picture.crowd)]:
+            for item, crowd in [*((t, 0) for t in (*picture.truth, *picture.lost)), *((c, 1) for c in picture.crowd)]:
                 annotations.append({
                     "id": len(annotations) + 1, "image_id": number, "category_id": self.categories[item.label]["id"],
-                    "bbox": _xywh(item.box), "area": item.area, "iscrowd": crowd})
+                    "bbox": list(item.rect) if item.rect else _xywh(item.box), "area": item.area, "iscrowd": crowd})
         return {"info": {}, "images": images, "annotations": annotations, "categories": list(self.categories.values())}
 
     def results(self, official: bool = False) -> list[dict[str, Any]]:
@@ -173,7 +178,9 @@ def gather(pairs: Sequence[Pair]) -> Evaluation:
     pictures: list[Picture] = []
     latest: dict[Any, Picture] = {}
     for sample, score in pairs:
-        truth = _objects(sample.answer, sample.params.get("areas"))
+        rects = sample.params.get("rects") or {}
+        truth = [item._replace(rect=_box(rects.get(str(place)))) for place, item in enumerate(
+            _objects(sample.answer, sample.params.get("areas")))]
         asked = {label_key(name) for name in sample.params.get("categories") or []} | {item.label for item in truth}
         known = sample.params.get("image_id")
         picture = latest.get(known) if known is not None else None
@@ -183,6 +190,8 @@ def gather(pairs: Sequence[Pair]) -> Evaluation:
             latest[known] = picture
         picture.truth += truth
         picture.crowd += _objects(sample.params.get("crowd") or [])
+        picture.lost += [Item(None, label_key(one["label"]), float(one["area"]), _box(one["rect"]))
+                         for one in sample.params.get("lost") or [] if label_key(one["label"]) in asked]
         mine = _predictions(sample, score)  # a label this sample did not ask for must not answer another sample's question
         picture.predicted += [item if item.label in asked else item._replace(label="") for item in mine]
         picture.asked |= asked

@@ -7,7 +7,7 @@
 Boxes [x, y, width, height] become corners; categories keep their names and their ids, which have gaps. Crowd regions are
 no truth: they go to params.crowd, so that scorers ignore boxes over them. Pictures without annotations stay, answer [].
 Truth beside the answer, for the official scorers: params.image_id, categories and category_ids (asked, aligned), areas
-(of the masks, aligned with the answer), crowd.
+(of the masks, aligned with the answer), crowd; rects and lost, boxes as the file has them (tasks.metrics.boxes).
 
 The releases hold annotations that are no objects; they are left out or cut one by one, never their picture, and counted
 (params.adjusted, skipped.json): boxes without width or height (train2017 has two, ids 918 and 2206849), boxes outside their
@@ -79,22 +79,24 @@ class CocoFile:
 
 
 class Truth(NamedTuple):
-    """One object or crowd region: category id, corners in pixels, area in px^2."""
+    """One object or crowd region: category id, corners in pixels, area in px^2; [x, y, w, h] of the file where that is another."""
 
     category: int
     box: list[float]
     area: float
+    rect: list[float] | None = None
 
 
 @dataclass
 class ImageTruth:
     """Objects and crowd regions of an image in file order; what was adjusted in its annotations, in words; `uncertain`: categories
-    of annotations that were left out, which are neither surely there nor surely absent."""
+    of annotations that were left out (`lost`), which are neither surely there nor surely absent."""
 
     objects: list[Truth] = field(default_factory=list)
     crowds: list[Truth] = field(default_factory=list)
     adjusted: list[str] = field(default_factory=list)
     uncertain: set[int] = field(default_factory=set)
+    lost: list[Truth] = field(default_factory=list)
 
 
 class _NoObject(Exception):
@@ -204,7 +206,7 @@ def _truth(entry: Mapping[str, Any], category: int, size: tuple[int, int], state
     crowd, area = entry.get("iscrowd", 0), entry.get("area", (box[2] - box[0]) * (box[3] - box[1]))
     if crowd not in (0, 1) or not _number(area) or area < 0:
         raise RowError("iscrowd 0 or 1 and area >= 0", f"iscrowd {crowd!r:.20}, area {area!r:.20}", "correct the annotation")
-    return Truth(category, box, float(area)), bool(crowd), cut
+    return Truth(category, box, float(area), entry["bbox"] if cut else None), bool(crowd), cut
 
 
 def truth_of(file: CocoFile, image: Mapping[str, Any], size: tuple[int, int], seen: dict[Any, int]) -> ImageTruth:
@@ -225,6 +227,9 @@ def truth_of(file: CocoFile, image: Mapping[str, Any], size: tuple[int, int], se
             except _NoObject as why:
                 whole.adjusted.append(f"annotation left out: {why}")
                 whole.uncertain.add(category)
+                if not entry.get("iscrowd"):
+                    area = entry["area"] if _number(entry.get("area")) else 0.0
+                    whole.lost.append(Truth(category, [], float(area), entry["bbox"]))
                 continue
         except RowError as err:
             raise DataError(f"{name}: {err}") from err
@@ -309,6 +314,10 @@ def picture_samples(file: CocoFile, image_id: int, path: str, size: tuple[int, i
                  for one in truth.crowds if one.category in asked]
         if crowd:
             params["crowd"] = crowd
+        params |= {key: value for key, value in (  # as the file has them, for the official scorers
+            ("rects", {str(place): one.rect for place, one in enumerate(mine) if one.rect}),
+            ("lost", [{"rect": one.rect, "label": file.labels[one.category], "area": one.area}
+                      for one in truth.lost if one.category in asked])) if value}
         if adjusted:  # of the whole image: with its first sample
             params["adjusted"], adjusted = adjusted, []
         value = [{"bbox": list(one.box), "label": file.labels[one.category]} for one in mine]
