@@ -6,6 +6,7 @@ and submission files as `mmrl eval` has them; `mmrl score` then gives the same a
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,10 @@ from PIL import Image
 
 from mmrl.evaluation.suites import Suite
 from mmrl.types import StopReason
-from tests.suite_kit import BOOK, agree, evaluate_suite, golden, put, put_parquet, told
+from scripts._extractor_runs import REPOSITORIES
+from scripts.record_suites import RUNS
+from scripts.record_suites import Golden as Run
+from tests.suite_kit import BOOK, FIXTURES, agree, evaluate_suite, golden, put, put_parquet, told
 
 
 def picture_bytes(size: tuple[int, int] = (32, 32)) -> dict[str, Any]:
@@ -41,6 +45,17 @@ def test_every_shipped_suite_is_compared_with_its_program() -> None:
 
     compared = {kind(suite) for name, suite in BOOK.suites.items() if name in named and name not in OTHERWISE}
     assert {name for name, suite in BOOK.suites.items() if kind(suite) not in compared} == set(OTHERWISE)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_fixtures_hold_the_rows_that_their_script_makes(run: Run) -> None:
+    """In their order; those that a program decides nothing about are left out."""
+    found, made = golden(run.name), iter(json.loads(json.dumps(run.rows())))
+    assert all(any(case["row"] == row and case["reply"] == reply for case in made)
+               for row, reply in zip(found.rows, found.replies, strict=True)), "python -m scripts.record_suites --code FOLDER"
+    recorded = json.loads((FIXTURES / "suites" / f"{run.name}.json").read_text(encoding="utf-8"))
+    assert (recorded["note"], recorded["files"]) == (run.note, list(run.files)) and len(found.rows) >= 25
+    assert run.folder not in REPOSITORIES or (recorded["repository"], recorded["commit"]) == REPOSITORIES[run.folder]
 
 
 @pytest.mark.slow
