@@ -199,10 +199,12 @@ EXIT = """
     worker.await_ready(60.0)
     worker.give("job", 600.0)
     print(program.pid, worker.pid, flush=True)
-    if sys.argv[1] == "fork" and os.fork() == 0:
-        sys.exit(0)  # a fork that ends leaves them to the process that started them
     if sys.argv[1] == "fork":
-        os.wait()
+        fork = os.fork()
+        if fork == 0:
+            sys.exit(0)  # a fork that ends leaves them to the process that started them
+        os.waitpid(fork, 0)
+        time.sleep(0.5)
         print(program.alive, worker.alive, flush=True)
     if sys.argv[1] == "raise":
         raise RuntimeError("no more")

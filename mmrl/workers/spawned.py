@@ -144,7 +144,7 @@ class Worker(Child):
         self._ended = threading.Event()
         self._output = threading.Thread(target=_forward, args=(reader, self, self._ended), daemon=True, name=f"{self.name}-output")
         self._output.start()
-        self.ready = False
+        self.ready, self._owner = False, os.getpid()
         self.begin(START_S)
         atexit.register(self.kill)  # multiprocessing would ask by SIGTERM and wait for ever
 
@@ -168,8 +168,11 @@ class Worker(Child):
         self.process.kill()
 
     def kill(self) -> None:
-        """End the process without asking it."""
+        """End the process without asking it. In a fork of the process that started it, only what the fork holds of it is closed."""
         atexit.unregister(self.kill)
+        if os.getpid() != self._owner:
+            self.connection.close()
+            return
         self.stop()
         self.wait(END_S)
         self._ended.set()
