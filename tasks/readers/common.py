@@ -132,7 +132,7 @@ def resolve_image(name: Any, root: Path) -> str:
 
 def _four_numbers(values: Any) -> Box:
     if not isinstance(values, (list, tuple)) or not all(type(v) in (int, float) for v in values):
-        raise RowError("a box as four numbers [x1, y1, x2, y2]", repr(values)[:80], "write numbers, not text")
+        raise RowError("a box as four numbers [x1, y1, x2, y2]", repr(values)[:80], "write a list of numbers")
     if len(values) != 4:
         raise RowError("a box of 4 coordinates [x1, y1, x2, y2]", f"{len(values)}: {list(values)!r:.80}",
                        "one box per row, corners as x1, y1, x2, y2")

@@ -1,4 +1,4 @@
-"""mmrl's own rows, one JSON object per line:
+"""mmrl's own rows, one JSON object per line (or a .json file that is one list of them):
 
     {"id": "7", "image": "images/7.png", "question": "red circle", "answer": [10, 12, 60, 61], "frame": "abs_orig"}
 
@@ -11,12 +11,13 @@ relative to the file, or to `image_root` (clips: `video_root`).
 """
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mmrl.bounds import lines_bounded
+from mmrl.bounds import lines_bounded, read_bounded
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import BUILT_IN
 from mmrl.types import Sample
@@ -38,6 +39,7 @@ from tasks.readers.videos import clip_facts, resolve_video
 
 __all__ = ["json_lines", "read_own", "sample_from_row"]
 
+_HEAD = 4096  # bytes of a .json file that are looked at for its first character
 _KEYS = ("id", "task", "image", "images", "video", "videos", "question", "answer", "frame", "source", "params")
 
 
@@ -82,6 +84,37 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, RowError("a JSON object", f"{type(row).__name__} {row!r:.60}", "wrap it in {...}")
                 continue
             yield number, row
+
+
+def _listed(path: Path) -> bool:
+    """Whether a .json file begins as a list: its rows are the list's, not the lines."""
+    if path.suffix != ".json":
+        return False
+    try:
+        with path.open("rb") as handle:
+            return handle.read(_HEAD).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+    except OSError:
+        return False  # json_lines says so
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """(number from 1, row) of JSON Lines, or of a .json file that is one list of rows. Raises DataError for a broken list."""
+    if not _listed(path):
+        yield from json_lines(path)
+        return
+    try:
+        rows = json.loads(read_bounded(path).decode("utf-8-sig"), object_pairs_hook=_once)
+    except DataError:
+        raise
+    except _TwiceError as err:
+        raise DataError(f"{path}: expected every key once, found {err.args[0]!r:.60} twice in one object; keep the one that is "
+                        "meant") from err
+    except (ValueError, RecursionError) as err:
+        raise DataError(f"{path}: expected a list of rows as JSON, found {err}; mend it, or write one object per line and name it "
+                        ".jsonl") from err
+    for number, row in enumerate(rows, 1):
+        yield number, row if isinstance(row, dict) else RowError("a JSON object", f"{type(row).__name__} {row!r:.60}",
+                                                                 "wrap it in {...}")
 
 
 def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: Path, task: str, stem: str,
@@ -149,8 +182,8 @@ def _paths(row: dict[str, Any], key: str) -> list[Any]:
 
 def read_own(path: str | Path, *, image_root: str | None = None, video_root: str | None = None, task: str = "grounding",
              frame: str = "abs_orig", only_mine: bool = False, on_error: str = "raise", check: Check = check_answer_box) -> Readout:
-    """Read own-format JSON Lines. `frame` holds for rows that declare none; `only_mine` leaves rows of other tasks out and
-    counts them. Raises DataError, or records (on_error)."""
+    """Read own-format JSON Lines, or a .json list of such rows. `frame` holds for rows that declare none; `only_mine` leaves rows
+    of other tasks out and counts them. Raises DataError, or records (on_error)."""
     file = Path(path)
     check_frame(frame)
     root = Path(image_root) if image_root else file.parent
@@ -160,4 +193,4 @@ def read_own(path: str | Path, *, image_root: str | None = None, video_root: str
         return [sample_from_row(number, row, size_of, root=root, task=task, stem=file.stem, default_frame=frame,
                                 check=check, only_mine=only_mine, video_root=clips)]
 
-    return collect(file, json_lines(file), convert, on_error)
+    return collect(file, _rows(file), convert, on_error)

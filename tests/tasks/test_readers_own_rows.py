@@ -93,3 +93,23 @@ def test_without_an_envelope_such_words_are_words_like_others(tmp_path: Path) ->
     (sample,), _ = load(tmp_path, "classification", row, answer_format="bare")
     made = task_from_spec("classification", {"answer_format": "bare"})
     assert made.score(sample, made.gold(sample, CTX), CTX).parts["accuracy"] == 1.0
+
+
+def test_a_json_list_of_rows_is_read_as_its_lines_are(tmp_path: Path) -> None:
+    """`wrap it in {...}` was the advice for a list that held good rows."""
+    rows = [{"question": "q", "answer": "a"}, {"id": "two", "question": "q", "answer": "b"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wanted = [(s.id, s.answer) for s in task_from_spec("open_text").load(str(tmp_path / "rows.jsonl"))]
+    for text in (json.dumps(rows), json.dumps(rows, indent=1), "\ufeff\n " + json.dumps(rows)):
+        (tmp_path / "rows.json").write_text(text, encoding="utf-8")
+        assert [(s.id, s.answer) for s in task_from_spec("open_text").load(str(tmp_path / "rows.json"))] == wanted
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ('[{"question": "q", "answer": "a"}, 3]', r"row 2: expected a JSON object, found int 3"),
+    ('[{"question": "q", "answer": "a", "answer": "b"}]', "expected every key once, found 'answer' twice"),
+    ('[{"question": "q", "answer": "a"}', "expected a list of rows as JSON, found .*name it .jsonl")])
+def test_a_broken_json_list_is_named(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(DataError, match=told):
+        task_from_spec("open_text").load(str(tmp_path / "rows.json"))
