@@ -149,7 +149,7 @@ class WorkerProcess(WorkerHandle):
         code = (f"import sys; sys.path[:] = {list(sys.path if path is None else path)!r}; from robotics.worker import main; "
                 f"main({child.fileno()}, {plan!r})")
         try:
-            self.program = Program([sys.executable, "-c", code], "simulator worker", talk=False,
+            self.program = Program([sys.executable, "-c", code], "simulator worker", talk=False, group=True,
                                    passed=[child.fileno(), *fds.values()], environment={**ONE_THREAD, **environment})
         except BaseException:
             self.connection.close()

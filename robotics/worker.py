@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl.errors import DataError, MMRLError
-from mmrl.workers.process import MEMORY_EXIT
+from mmrl.workers.process import MEMORY_EXIT, end_group
 from robotics.contract import (
     ActionError,
     ActionSpace,
@@ -216,6 +216,7 @@ def _watch(plan: WorkerPlan) -> None:
     while True:
         time.sleep(_WATCH_S)
         if os.getppid() != plan.parent:
+            end_group(os.getpid())  # with what simulators started
             os._exit(1)
         used = resident_gib()
         if plan.hard_gib and used > plan.hard_gib:

@@ -5,10 +5,15 @@ import contextlib
 import os
 import stat
 import struct
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from robotics.contract import InitialState, StepResult
+from robotics.contract import EnvSpec, InitialState, StepResult
 from robotics.tiny import TinySimulator
 
 
@@ -50,4 +55,18 @@ class Warned(TinySimulator):
         if self.steps == 2:
             os.write(2, b"these are my last words\n")
             os._exit(3)
+        return super().step(action_A)
+
+
+class Starting(TinySimulator):
+    """Starts a program that runs on, writes its process id into the file that its options name, and hangs in its first step."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(replace(spec, options={}))
+        self.spec, self.file = spec, Path(spec.options["file"])
+
+    def step(self, action_A: np.ndarray) -> StepResult:
+        other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        self.file.write_text(f"{other.pid}\n", encoding="ascii")
+        time.sleep(600)
         return super().step(action_A)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -61,6 +62,42 @@ def test_the_last_words_of_a_simulator_that_warned_much_are_told() -> None:
             pool.step(0, np.zeros((steps, 2)))
             reply = one(pool)
         assert str(reply.error) == "the worker process exited with status 3; the end of its stderr:\nthese are my last words"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["late", "killed"])
+def test_what_a_simulator_started_ends_with_its_worker(how: str, tmp_path: Path) -> None:
+    """Whether the worker is ended for its time, or ends itself since the run was killed."""
+    code = f"""
+        import os, signal, sys, time
+        from pathlib import Path
+        import numpy as np
+        from robotics.contract import EnvSpec
+        from robotics.pool import EnvPool, PoolSettings
+        from tests.pool_kit import STATES, one
+        file = Path({str(tmp_path / "pid")!r})
+        pool = EnvPool(1, 1, PoolSettings(step_s=3.0))
+        pool.reset(0, EnvSpec("tests.robot_faults:Starting", "push", 12, 32, options={{"file": str(file)}}), STATES[0])
+        one(pool)
+        print(pool.pids()[0], flush=True)
+        pool.step(0, np.zeros((1, 2)))
+        while {how!r} == "killed" and not (file.exists() and file.read_text()):
+            time.sleep(0.05)
+        if {how!r} == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        print(one(pool).cause, flush=True)
+        assert int(file.read_text())
+        time.sleep(600)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=REPO, text=True, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        pids = [int(run.stdout.readline())]
+        assert run.stdout.readline() == ("timeout\n" if how == "late" else "")
+        pids.append(int((tmp_path / "pid").read_text(encoding="ascii")))
+        try:
+            assert gone(pids)
+        finally:
+            run.kill()
 
 
 @pytest.mark.slow
