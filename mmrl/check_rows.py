@@ -53,9 +53,9 @@ class RowErrors:
 
 
 def _kind(reason: str) -> str:
-    """What was expected, which names the kind of an error: numbers in it are of its row, those of names (x1, mp4) are not."""
+    """What was expected, which names the kind of an error: numbers in it are of its row."""
     found = _EXPECTED.search(reason)
-    return re.sub(r"(?<![A-Za-z0-9_])[0-9]+(?:\.[0-9]+)?", "N", found[1])[:100] if found else reason[:60]
+    return re.sub(r"[0-9]+(?:\.[0-9]+)?", "N", found[1])[:100] if found else reason[:60]
 
 
 def check_rows(spec: str, data: str | Path | None = None, *, model: str | None = None, params: Mapping[str, Any] | None = None,

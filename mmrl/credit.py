@@ -29,6 +29,7 @@ from mmrl.config import RunConfig
 from mmrl.errors import RewardError
 from mmrl.group_rewards import is_usable, score_of, training_parts, training_rewards, usable
 from mmrl.offline import on_policy
+from mmrl.training.sequences import RolloutTargets
 from mmrl.types import RolloutGroup, Sample
 from mmrl.world import World
 
@@ -94,10 +95,18 @@ class Credit:
                                         within=config.algorithm.advantage_scale == "ema_within"))
 
     @property
-    def looks_beyond_groups(self) -> bool:
-        """Whether advantages depend on the other groups of the step, so that processes must exchange them."""
+    def looks_beyond_groups(self) -> str:
+        """Why advantages depend on the other groups of the step, so that processes must exchange them; '' where they do not."""
         a = self.config.algorithm
-        return a.aggregation == "gdpo" or a.advantage_scale not in ("std", "none") or a.difficulty == "softmax"
+        why = {"algorithm.aggregation gdpo": a.aggregation == "gdpo", "algorithm.difficulty softmax": a.difficulty == "softmax",
+               f"algorithm.advantage_scale {a.advantage_scale}": a.advantage_scale not in ("std", "none")}
+        return ", ".join(words for words, holds in why.items() if holds)
+
+    def targets(self, groups: Sequence[RolloutGroup]) -> dict[Key, list[RolloutTargets | None]]:
+        """`assign` for a learner: all turns of a rollout share its advantage; None for one that failed."""
+        assigned = self.assign(groups)
+        return {g.key: [RolloutTargets.of_outcome(a, len(r.turns)) if r.turns and r.error is None else None
+                        for r, a in zip(g.rollouts, assigned[g.key], strict=True)] for g in groups}
 
     def assign(self, groups: Sequence[RolloutGroup]) -> dict[Key, tuple[float, ...]]:
         """One advantage per trajectory of each group of this process; 0 for one whose reward failed.

@@ -19,8 +19,8 @@ from mmrl.group_rewards import accuracies, score_of
 from mmrl.offline import is_right, on_policy
 from mmrl.schedule import StepTally
 from mmrl.scoring import is_reward_failure
+from mmrl.training.learner import SourceStats, UpdateResult
 from mmrl.types import RolloutGroup, StopReason
-from mmrl.update import SourceStats, UpdateResult
 
 __all__ = ["REFLECTION_WORDS", "completion_records", "peak_memory_gib", "step_metrics"]
 

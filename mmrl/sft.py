@@ -21,11 +21,11 @@ import torch
 from mmrl.config import OptimConfig, RunConfig
 from mmrl.data import PromptStream, load_sources, prompt_stream, stop_at_broken_media
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
-from mmrl.engines.lockstep import agree, idle_item
+from mmrl.engines.lockstep import agree
 from mmrl.errors import DataError, MediaError
 from mmrl.files import check_text
 from mmrl.optim import build_optimizer
-from mmrl.policy.pack import PackItem, micro_batches, pack
+from mmrl.policy.pack import PackItem, idle_item, micro_batches, pack
 from mmrl.policy.policy import Policy
 from mmrl.prefetch import prefetching
 from mmrl.task import Task

@@ -23,6 +23,7 @@ from mmrl.alarms import Alarm, AlarmBoard
 from mmrl.checkpoint import Checkpoints
 from mmrl.cluster.run import check_prompt_workers, cluster_metrics, prompt_demands, run_cluster, run_rollouts, run_scorer
 from mmrl.config import RunConfig, effective_threads
+from mmrl.credit import Credit
 from mmrl.data import load_sources, note_lines, prompt_stream, write_rejected, write_skipped
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine, train_engine_name
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError, WeightSyncError
@@ -36,6 +37,7 @@ from mmrl.operations.beside import holding, operating, stop_if_asked
 from mmrl.operations.restart import find_start, resumes, sound_best
 from mmrl.optim import build_optimizer
 from mmrl.pipeline import GroupSource, IteratorSource, Outcome, Pipeline, PipelineSettings
+from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
 from mmrl.prefetch import prefetching
 from mmrl.preflight import Measured, best_metric, check_model_folder, check_packages, measured_by
@@ -44,7 +46,8 @@ from mmrl.runlog import RunFolder, rollout_rows, write_json
 from mmrl.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
 from mmrl.timeline import Timeline
 from mmrl.trackers import Trackers
-from mmrl.update import Updater, UpdateResult
+from mmrl.training.learner import Learner, UpdateResult
+from mmrl.types import RolloutGroup, Sample
 from mmrl.world import World
 
 __all__ = ["Trainer"]
@@ -147,8 +150,7 @@ class Trainer:
                 self.config, specs, tasks, self.cluster) as self.scorer, run_rollouts(
                 self.config, self.actor, self.engine, self.cluster) as self.engine:
             self.schedule = SerialSchedule(self.config, self.actor, self.engine, self.scorer, self.train_sources, self.world)
-            self.updater = Updater(self.config, self.policy, self.training, self.schedule.stream, self.world)
-            self.updater.on_weights = self._sync
+            self.updater = self._learner()
             self.timeline = self.schedule.timeline = Timeline({"infer": 1, "reward": 1, "train": 1})
             with ExitStack() as stack:
                 stack.callback(self.engine.close)
@@ -157,6 +159,28 @@ class Trainer:
                     self.pipeline = stack.enter_context(self._pipeline(source))
                     self.schedule.exclusive = self.pipeline.exclusive
                 yield
+
+    def _learner(self) -> Learner:
+        """What trains on groups of answers to prompts."""
+        stream = self.schedule.stream
+        self.policy.shared_prefix = self.config.train.forward == "shared"
+
+        def prompt_of(group: RolloutGroup) -> Prompt:
+            return self.policy.encoder(*stream.find(group.sample.source, group.sample.id))
+
+        def headline(sample: Sample) -> str:
+            return stream.find(sample.source, sample.id)[1].member(sample.task).headline
+
+        learner = Learner(self.config, self.policy, self.training, self.world, Credit(self.config, self.world, headline),
+                          prompt_of=prompt_of)
+        learner.on_weights = self._changed
+        return learner
+
+    def _changed(self) -> None:
+        """The weights have changed: outside serial runs they get their next version here, while the policy is still held."""
+        if self.config.schedule.kind != "serial":
+            self.policy.publish()
+        self._sync()
 
     def _pipeline(self, source: GroupSource[G]) -> Pipeline[G, Any]:
         """The executor of the run's schedule over `source`."""
@@ -236,12 +260,12 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside weights, optimizer and alarms; JSON values."""
-        return {"schedule": self._position or self.schedule.state_dict(), "credit": self.updater.credit.state_dict(),
+        return {"schedule": self._position or self.schedule.state_dict(), "credit": self.updater.advantages.state_dict(),
                 "entropy": self.updater.entropy.state_dict(), "updates": self.updater.updates, "version": self.policy.version}
 
     def _load_state(self, state: dict[str, Any]) -> None:
         self.schedule.load_state_dict(state["schedule"])
-        self.updater.credit.load_state_dict(state["credit"])
+        self.updater.advantages.load_state_dict(state["credit"])
         if "entropy" in state:  # not in checkpoints from before there was a bonus
             self.updater.entropy.load_state_dict(state["entropy"])
         self.updater.updates, self.policy.version = state["updates"], state["version"]
@@ -309,7 +333,7 @@ class Trainer:
         return records
 
     def _overlapped(self, step: int) -> Outcome[UpdateResult]:
-        """Roll out and train at the same time; `Updater.finish` gives the weights their next version."""
+        """Roll out and train at the same time; `Learner.finish` gives the weights their next version."""
         if self.policy.version < step:
             self.policy.publish()
         with self._alarmed(step):
@@ -331,7 +355,7 @@ class Trainer:
         """The optimizer steps of one training step."""
         self.engine.rest()
         with self._alarmed(step), self.timeline.span("train", "train", step=step):
-            return self.updater.run(groups)
+            return self.updater.run(groups, step)
 
     def _sync(self) -> None:
         """Give an engine that samples with a copy of the weights those of now; what that measures goes into the step's row."""

@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field, model_validator
 from mmrl.config import OptimConfig, RunConfig, Section, load_config_as
 from mmrl.config import ScheduleConfig as _ScheduleConfig
 
-__all__ = ["ActionConfig", "DemoConfig", "EmbodiedConfig", "EnvConfig", "RLConfig", "ScheduleConfig", "VLAConfig", "load_embodied"]
+__all__ = ["ActionConfig", "DemoConfig", "EmbodiedConfig", "EnvConfig", "RLConfig", "ScheduleConfig", "VLAConfig", "learner_config",
+           "load_embodied"]
 
 
 class _Section(Section, BaseModel):
@@ -267,6 +268,14 @@ class EmbodiedConfig(RunConfig):
     def stops_at_success(self) -> bool:
         """Whether a success ends an episode, so that success at the end says nothing beyond success once."""
         return self.env.suite in ("libero", "robosuite") or bool(self.env.options.get("stop_at_success", True))
+
+
+def learner_config(config: EmbodiedConfig) -> EmbodiedConfig:
+    """The configuration with the rl section's entropy bonus and length normalisation where the learner reads them."""
+    a = config.algorithm
+    own = {"aggregate": "sequence_mean" if config.rl.length_norm == "trajectory" else "token_mean",
+           "entropy": a.entropy.model_copy(update={"coef": config.rl.entropy_coef})}
+    return config.model_copy(update={"algorithm": a.model_copy(update=own)})
 
 
 def load_embodied(path: str | Path | None = None, overrides: list[str] | None = None) -> EmbodiedConfig:

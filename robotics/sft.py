@@ -134,7 +134,7 @@ def _update(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example], c
     plan = [[examples[i] for i in part] for part in within_budget(
         [e.prompt.length + vla.tokens_per_decision for e in examples], config.train.token_budget)]
     bins = vla.tokens_per_decision
-    idle = [_Example(vla.idle_prompt(), [0] * bins, np.zeros(bins, bool))]
+    idle = [_Example(vla.idle_turn()[0], [0] * bins, np.zeros(bins, bool))]
     failure = f"step {step}: the gradient norm is {{}}; lower demos.optim.lr (now {config.optim.lr})"
     (loss, right), tokens, norm = supervised_step(
         engine, world, plan, idle, terms, 2, sum(e.mask_N.sum() for e in examples), (step - 1, config.demos.steps), failure.format)

@@ -10,7 +10,7 @@ Keys and records number the places of the whole step; mmrl.pipeline is told the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from mmrl.pipeline import Closed
 from mmrl.types import RolloutGroup
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, InitialState, Split, initial_states
-from robotics.returns import outcome_of
+from robotics.learning import outcome_of, return_settings, scored
 from robotics.rollout import Closing, Driver, GroupRequest
 
 __all__ = ["EpisodeSource", "Played", "StepRecord", "env_specs", "states_of"]
@@ -132,6 +132,7 @@ class EpisodeSource:
     def _judge(self, group: RolloutGroup) -> Closed[RolloutGroup] | None:
         """The end of the group's place, or None when another state is tried there."""
         step, place, attempt = group.key
+        group = replace(group, rollouts=tuple(scored(r, return_settings(self.config)) for r in group.rollouts))
         record, outcome = self.records[step], outcome_of(self.config, group)
         record.groups.append(Played.of(group))
         version = min(r.oldest_version(step - 1) for r in group.rollouts)

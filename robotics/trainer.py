@@ -2,7 +2,7 @@
 
     EmbodiedTrainer(load_embodied("configs/robot_tiny.yaml")).fit()
 
-The schedule (serial, pipelined, async) is mmrl.pipeline's; what it rolls out is robotics.source, what it trains robotics.update.
+The schedule (serial, pipelined, async) is mmrl.pipeline's; what it rolls out is robotics.source, what trains mmrl.training.learner.
 
 Under torchrun or accelerate launch every process plays its share of a step's places with simulators and a policy of its own
 (env.slots and env.workers are of each process); gradients are summed once per optimizer step. Collective operations run in the
@@ -33,17 +33,18 @@ from mmrl.pipeline import Outcome, Pipeline
 from mmrl.preflight import ALWAYS_MEASURED, Measured
 from mmrl.timeline import Timeline
 from mmrl.trainer import Trainer
+from mmrl.training.learner import Learner, UpdateResult
 from mmrl.types import RolloutGroup
 from robotics.config import EmbodiedConfig, EnvConfig
 from robotics.contract import make_simulator
 from robotics.evaluate import HEADLINE, METRICS, evaluate_policy
+from robotics.learning import robot_learner
 from robotics.load import load_vla
 from robotics.pool import EnvPool
 from robotics.pool_types import PoolSettings
 from robotics.ray_pool import RayWorkers
 from robotics.rollout import Driver, Failure
 from robotics.source import EpisodeSource, Played, StepRecord, env_specs
-from robotics.update import EmbodiedUpdate, EmbodiedUpdater
 
 __all__ = ["EmbodiedTrainer", "own_gpu", "pool_settings"]
 
@@ -70,8 +71,8 @@ class EmbodiedTrainer(Trainer):
     """One embodied run; see mmrl.trainer.Trainer for the events."""
 
     config: EmbodiedConfig
-    updater: EmbodiedUpdater
-    pipeline: Pipeline[RolloutGroup, EmbodiedUpdate]
+    updater: Learner
+    pipeline: Pipeline[RolloutGroup, UpdateResult]
 
     def fit(self) -> dict[str, Any]:
         """See Trainer.fit."""
@@ -140,11 +141,14 @@ class EmbodiedTrainer(Trainer):
                                  retries=c.env.retries, timeline=self.timeline, bootstrap=c.rl.bootstrap)
             self.source = EpisodeSource(c, self.driver, rank=self.world.rank, size=self.world.size)
             self._ahead: list[Failure] = []  # attempts of the next steps that failed during an evaluation
-            self.updater = EmbodiedUpdater(c, self.policy, self.training, self.world, self.actor)
+            self.updater = self._learner()
             with self._pipeline(self.source) as self.pipeline:
                 if self.world.size > 1:  # a thread that waits for other processes may not be left behind: see World.stop
                     self.pipeline.patience_s = _PATIENCE_S
                 yield
+
+    def _learner(self) -> Learner:
+        return robot_learner(self.config, self.policy, self.training, self.world, self.actor)
 
     @property
     def collected(self) -> str:
@@ -194,8 +198,8 @@ class EmbodiedTrainer(Trainer):
             "time/total": total, "perf/control_steps_per_s": work["control_steps"] / total,
             "perf/episodes_per_s": work["episodes"] / total, "perf/peak_memory_gib": memory}
 
-    def _whole(self, record: StepRecord, work: dict[str, float], outcome: Outcome[EmbodiedUpdate]
-               ) -> tuple[StepRecord, dict[str, float], Outcome[EmbodiedUpdate], float]:
+    def _whole(self, record: StepRecord, work: dict[str, float], outcome: Outcome[UpdateResult]
+               ) -> tuple[StepRecord, dict[str, float], Outcome[UpdateResult], float]:
         """What happened in a step in all processes: records and counts added, of staleness and memory the most. Collective.
 
         An episode's tokens are kept where `_log_rollouts` may show it.
@@ -238,7 +242,7 @@ def episode_row(e: Played) -> dict[str, Any]:
             "return": e.reward, "error": e.error, "tokens": [list(chosen) for chosen in e.tokens]}
 
 
-def step_row(config: EmbodiedConfig, record: StepRecord, update: EmbodiedUpdate, work: dict[str, float]) -> dict[str, Any]:
+def step_row(config: EmbodiedConfig, record: StepRecord, update: UpdateResult, work: dict[str, float]) -> dict[str, Any]:
     """The metrics of a step, overall and by task.
 
     An episode that kept failing (a simulator that crashes or hangs, `error`) counts as one without success and without reward in
@@ -248,7 +252,8 @@ def step_row(config: EmbodiedConfig, record: StepRecord, update: EmbodiedUpdate,
     """
     episodes = [e for g in record.groups for e in g]
     done = [e for e in episodes if e.error is None]
-    own = update.stats.means()
+    total = update.total
+    own = total.stats.means()
     row: dict[str, Any] = {
         "train/success_once": _mean([e.success_once for e in episodes]),
         "train/success_at_end": _mean([e.success_at_end for e in episodes]),
@@ -257,13 +262,13 @@ def step_row(config: EmbodiedConfig, record: StepRecord, update: EmbodiedUpdate,
         "train/groups/asked": float(len(record.groups)), "train/groups/trained": float(record.kept),
         "train/groups/no_signal": float(record.no_signal), "train/groups/failed": float(record.failed),
         "train/groups/empty": float(record.empty), "train/episodes": float(len(episodes)),
-        "train/failed_attempts": work["failed_attempts"], "train/decisions": float(update.decisions),
-        "train/entropy": update.entropy / update.entropy_tokens if update.entropy_tokens else None,  # nothing was trained on
-        "train/logprob_gap/mean": update.gap_sum / max(update.gap_tokens, 1.0), "train/logprob_gap/max": update.gap_max,
+        "train/failed_attempts": work["failed_attempts"], "train/decisions": float(update.turns),
+        "train/entropy": total.entropy / total.entropy_tokens if total.entropy_tokens else None,  # nothing was trained on
+        "train/logprob_gap/mean": total.gap_sum / max(total.gap_tokens, 1.0), "train/logprob_gap/max": total.gap_max,
         "train/clip_low": own["clip_low"], "train/clip_high": own["clip_high"], "train/approx_kl": own["approx_kl"],
-        "train/kl_ref": own["kl_ref"], "train/policy_loss": update.stats.policy_loss / max(update.denominator, 1.0),
+        "train/kl_ref": own["kl_ref"], "train/policy_loss": total.stats.policy_loss / max(update.denominator, 1.0),
         "train/grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0, "train/lr": update.lr,
-        **{f"train/{k}": v for k, v in update.critic.items()}}
+        **update.credit}
     if config.rl.kind == "ppo":
         found = update.value_stats
         row.update({"train/critic/loss": found.loss / max(update.denominator, 1.0),

@@ -25,13 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.engines.lockstep import idle_item
+from mmrl.algorithms import token_mask
 from mmrl.errors import CheckpointError, ConfigError
 from mmrl.policy.encode import Prompt
-from mmrl.policy.pack import PackItem, pack
-from mmrl.policy.policy import Policy
+from mmrl.policy.pack import PackItem, idle_item, pack
+from mmrl.policy.policy import Evaluated, Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.sampling import choose, row_noise
+from mmrl.types import Turn
 from robotics.actions import ActionCodec
 from robotics.config import VLAConfig
 from robotics.contract import Observation
@@ -89,15 +90,6 @@ class Choice:
     logps: tuple[float, ...]
     values_V: tuple[float, ...]
     prompt: Prompt
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """logp_N and entropy_N of all tokens of all decisions one after the other, differentiable log-probs and values (D, V)."""
-
-    logp_N: torch.Tensor
-    entropy_N: torch.Tensor
-    values_DV: torch.Tensor
 
 
 class VLAPolicy:
@@ -181,9 +173,17 @@ class VLAPolicy:
         return VLAPolicy(self.core.whole_copy(device), self.codec, self.settings, head if device is None or head is None
                          else head.to(device))
 
-    def idle_prompt(self) -> Prompt:
-        """The shortest prompt there is, without pictures: for forwards that count for nothing (mmrl.engines.lockstep)."""
-        return idle_item(int(self.action_ids[0])).prompt
+    def publish(self) -> int:
+        """Name the current weights by the next version; returns it."""
+        return self.core.publish()
+
+    def token_mask(self, turn: Turn) -> np.ndarray:
+        """Which action tokens of a decision were executed, at least in part, (N,) bool."""
+        return np.array(token_mask(turn.valid, len(turn.token_ids), self.codec.dim))
+
+    def idle_turn(self) -> tuple[Prompt, tuple[int, ...]]:
+        """The smallest decision there is, without pictures: for forwards that count for nothing (mmrl.engines.lockstep)."""
+        return idle_item(int(self.action_ids[0])).prompt, (0,) * self.tokens_per_decision
 
     # prompts
 
@@ -275,7 +275,8 @@ class VLAPolicy:
         logp_DN = logps_DNV.gather(-1, tokens[..., None])[..., 0]
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_DN = -(logps_DNV.exp() * logps_DNV).sum(-1)
-        return Evaluated(logp_DN.flatten(), entropy_DN.flatten(), values_DV)
+        packed = sum(p.length + sum(map(len, c)) for p, c in zip(chosen, completions, strict=True))
+        return Evaluated(logp_DN.flatten(), entropy_DN.flatten(), values_DV, packed)
 
     @torch.no_grad()
     def values(self, prompts: Sequence[Prompt]) -> list[float]:

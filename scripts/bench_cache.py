@@ -191,16 +191,16 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
         model.model.visual.forward = phases.timed("tower", model.model.visual.forward)
     trainer.engine.generate = phases.timed("rollout", trainer.engine.generate)
     Policy.logp = phases.timed("", Policy.logp)  # type: ignore[method-assign]
-    import mmrl.update as update
+    from mmrl.training.learner import Learner
 
-    run = phases.timed("update", update.Updater.run)
+    run = phases.timed("update", Learner.run)
 
     def run_update(*args: Any) -> Any:
         if system == "frames_pt":
             forget()  # another worker group: it processes the frames again
         return run(*args)
 
-    update.Updater.run = run_update  # type: ignore[method-assign]
+    Learner.run = run_update  # type: ignore[method-assign]
     trainer.fit()
     measured = rows[1:]  # the first step warms up
     bench.finish_child({"phases_s": {p: statistics.median(r.get(p, 0.0) for r in measured) for p in (*PHASES, "other")},

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mmrl import update
 from mmrl.config import load_config
 from mmrl.errors import MediaError, MMRLError, RolloutError
 from mmrl.schedule import SerialSchedule
 from mmrl.trainer import Trainer
+from mmrl.training import learner
 from scripts._torture_trust_state import file_size_limit
 
 __all__ = ["stop"]
@@ -22,7 +22,7 @@ __all__ = ["stop"]
 def broken(kind: str) -> Iterator[None]:
     """What happens to the run of this process inside."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        loss, groups, encode = update.policy_loss, SerialSchedule.groups, update.Updater._prepare
+        loss, groups, encode = learner.policy_loss, SerialSchedule.groups, learner.Learner._prepare
 
         def not_finite(*args: Any, **options: Any) -> Any:
             found = loss(*args, **options)
@@ -34,16 +34,16 @@ def broken(kind: str) -> Iterator[None]:
                     raise RolloutError("the sampler is gone")
                 yield replace(group, fingerprint="of another picture")
 
-        def gone(updater: update.Updater, *args: Any) -> Any:
-            encode(updater, *args)
+        def gone(trained: learner.Learner, *args: Any) -> Any:
+            encode(trained, *args)
             raise MediaError("a.png: expected a picture, found none", kind="missing", path="a.png")
 
         if kind == "checkpoint":
             stack.enter_context(file_size_limit(250_000))
         elif kind in ("loss", "infinite"):
-            patch.setattr(update, "policy_loss", not_finite)
+            patch.setattr(learner, "policy_loss", not_finite)
         elif kind == "media":
-            patch.setattr(update.Updater, "_prepare", gone)
+            patch.setattr(learner.Learner, "_prepare", gone)
         else:
             patch.setattr(SerialSchedule, "groups", other_groups)
         yield

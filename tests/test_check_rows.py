@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from mmrl.check_rows import _kind as kind_of
 from mmrl.check_rows import check_rows
 from mmrl.cli.main import app
 from mmrl.config import DataSource
@@ -73,14 +72,6 @@ def test_coco_and_parquet_too_and_a_clean_set_is_status_0(tmp_path: Path) -> Non
             "tasks", "check", "ocr", "--all", "--data", str(tmp_path / "t.parquet"), "--model", tiny_folder(), "--out",
             str(tmp_path / "pq"), "--param", "reader={columns: {image: pic, question: q, answer: a}}"])
         assert done.exit_code == status, done.output
-
-
-@pytest.mark.parametrize(("reason", "kind"), [
-    ("expected x1 < x2 and y1 < y2, found [5, 4, 1, 6]; is it", "x1 < x2 and y1 < y2"),
-    ("expected a video (mp4, webm), found", "a video (mp4, webm)"), ("expected 12 points, found 3", "N points"),
-    ("expected [0.5, 12.25] in row 7, found", "[N, N] in row N")])
-def test_numbers_of_a_row_are_no_part_of_a_kind_and_those_of_names_are(reason: str, kind: str) -> None:
-    assert kind_of(reason) == kind
 
 
 @pytest.mark.slow

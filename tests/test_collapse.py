@@ -17,8 +17,8 @@ from mmrl.errors import MMRLError
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.schedule import StepTally
 from mmrl.trainer import Trainer
+from mmrl.training.learner import UpdateResult
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
-from mmrl.update import UpdateResult
 from tests.engine_kit import album_data, config_file, picture, read_jsonl, small_run
 
 BOXES = [[30 * i, 20 * i, 30 * i + 90 + i, 20 * i + 60] for i in range(16)]

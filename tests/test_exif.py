@@ -122,11 +122,6 @@ def test_only_turned_pictures_are_marked_and_all_are_counted(tmp_path: Path) -> 
     for source, word in ((displayed, "displayed"), (stored, "stored"), (own, "stored")):
         assert note_lines([source]) == [
             f"{path}: 1 x pictures with an EXIF orientation, taken as {word} (data.image.orientation)"]
-    outside = rows(tmp_path, {"id": "3", "image": "turned.jpg", "question": "x", "answer": [1, 1, 5000, 2]})
-    found = read_any(outside, task="grounding", on_error="record")
-    assert len(found.rejected) == 1 and [*found.notes.values()] == [1], "a row that is not used notes nothing"
-    outside.write_text(outside.read_text().splitlines()[-1] + "\n")
-    assert not read_any(outside, task="grounding", on_error="record").notes
     with pytest.raises(ConfigError, match=r"'displayed' or 'stored', found 'store'.*Did you mean 'stored'"):
         read_any(path, orientation="store")
 

@@ -8,8 +8,8 @@ import pytest
 from mmrl.algorithms import LossStats
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.schedule import StepTally
+from mmrl.training.learner import SourceStats, UpdateResult
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
-from mmrl.update import SourceStats, UpdateResult
 
 
 def trajectory(iou: float | None, length: int = 4, stop: StopReason = StopReason.EOS, measured: bool = True) -> Rollout:

@@ -126,7 +126,7 @@ def test_demonstrations_count_in_advantages_and_in_no_other_metric(tmp_path: Pat
         told = group.rollouts[-1]
         assert told.turns[0].text == TEXT and told.turns[0].stop is StopReason.EOS and set(told.turns[0].logps) == {0.0}
         assert told.turns[0].token_ids[-1] == made.policy.eos_ids[0] and told.score is not None and told.score.value == 1.0
-        advantages = made.updater.credit.assign([group])[group.key]
+        advantages = made.updater.advantages.assign([group])[group.key]
         assert advantages[-1] > 0 and len({round(a, 6) for a in advantages[:3]}) == 1 and advantages[0] < 0
         assert accuracy_level(group, "iou") == 0.0, "how hard a prompt is, the policy's own answers tell"
     assert row["train/reward/mean"] == row["train/iou"] == 0.0 and row["train/offline/reward"] == 1.0
@@ -147,7 +147,7 @@ def test_a_wrong_demonstration_is_pushed_down(tmp_path: Path) -> None:
     (row,) = metrics(made)
     assert row["train/offline/reward"] == 0.0 < row["train/reward/mean"]
     for group in made.schedule.tally.groups:
-        assert made.updater.credit.assign([group])[group.key][-1] < 0
+        assert made.updater.advantages.assign([group])[group.key][-1] < 0
 
 
 @pytest.mark.check_takes(2)

@@ -178,22 +178,6 @@ def test_files_without_a_completion_are_refused(run: Path, tmp_path: Path) -> No
         rescore(run / "metrics.jsonl")
     with pytest.raises(DataError, match="expected rollouts"):
         rescore(tmp_path / "none.jsonl")
-    for folder in (run, run / "rollouts"):
-        with pytest.raises(DataError, match=r"Is a directory; it holds \d+, for example .*\.jsonl"):
-            rescore(folder)
-
-
-def test_a_task_that_cannot_judge_the_logged_truths_is_said_to_be_the_cause(run: Path, tmp_path: Path) -> None:
-    """The table alone showed zeros, as for answers that were wrong."""
-    rows = [{**row, "text": f"<answer>{answer}</answer>", "stop": "eos"} for row, answer in zip(
-        lines(run / "rollouts" / "step_000001.jsonl"), ("3", "4", "no number"), strict=False)]
-    file = tmp_path / "boxes.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = CliRunner().invoke(app, ["score", str(file), "--task", "counting"])
-    assert "2 could not be judged and are 0; does the task suit these truths?" in done.output and done.exit_code == 0
-    assert "2 x reward_error: " in done.output, done.output
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
-    assert CliRunner().invoke(app, ["score", str(file), "--task", "counting"]).exit_code == 1
 
 
 def test_the_command_prints_old_and_new_and_writes_the_rows(run: Path, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_the_correction_weighs_tokens_of_older_weights(
         turns = [t.turns[0] for t in group.rollouts]
         item = PackItem(trainer.policy.encoder(sample, task), tuple(c.token_ids for c in turns))
         logp_N = trainer.policy.logp(pack([item])).logp_N
-        advantages = trainer.updater.credit.assign([group])[group.key]
+        advantages = trainer.updater.advantages.assign([group])[group.key]
         advantage_N = torch.tensor([a for a, c in zip(advantages, turns, strict=True) for _ in c.token_ids])
         ratio_N = (logp_N.detach() - torch.tensor([x for c in turns for x in c.logps])).exp()
         assert (ratio_N > threshold).any() or mode == "none"

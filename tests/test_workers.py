@@ -19,7 +19,7 @@ import pytest
 from mmrl.workers import process
 from mmrl.workers.process import MEMORY_EXIT, ChildError, Death, Losses, patience
 from mmrl.workers.program import Program
-from mmrl.workers.spawned import Worker, close_all
+from mmrl.workers.spawned import Worker
 
 REPO = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow  # every test starts interpreters
@@ -199,12 +199,10 @@ EXIT = """
     worker.await_ready(60.0)
     worker.give("job", 600.0)
     print(program.pid, worker.pid, flush=True)
+    if sys.argv[1] == "fork" and os.fork() == 0:
+        sys.exit(0)  # a fork that ends leaves them to the process that started them
     if sys.argv[1] == "fork":
-        fork = os.fork()
-        if fork == 0:
-            sys.exit(0)  # a fork that ends leaves them to the process that started them
-        os.waitpid(fork, 0)
-        time.sleep(0.5)
+        os.wait()
         print(program.alive, worker.alive, flush=True)
     if sys.argv[1] == "raise":
         raise RuntimeError("no more")
@@ -226,48 +224,6 @@ def test_the_end_of_the_interpreter_is_theirs(how: str) -> None:
 
 
 # a spawned Python
-
-
-def start_another(connection: Any, progress: Any) -> None:
-    """A target that starts a program which runs on, and hangs, dies or ends when it is told so."""
-    connection.send(None)
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    connection.send(other.pid)
-    what = connection.recv()
-    if what == "die":
-        os._exit(9)
-    if what == "hang":
-        time.sleep(600)
-
-
-@pytest.mark.parametrize("how", ["hang", "die", "end"])
-def test_what_a_worker_started_ends_with_it(how: str) -> None:
-    """A reward that started a program and then missed its deadline left the program behind, for ever."""
-    worker = Worker(start_another, (), "starting")
-    worker.await_ready(60.0)
-    other = worker.receive()
-    assert not gone(other)
-    if how == "end":
-        close_all([worker], [worker])
-    else:
-        worker.give(how, 60.0)
-        assert worker.wait(0.5 if how == "hang" else 60.0) == (None if how == "hang" else 9)
-        worker.kill()
-    assert gone(worker.pid) and gone(other)
-
-
-def test_what_a_worker_started_ends_with_the_run_that_is_killed() -> None:
-    code = """
-        import os, signal
-        from mmrl.workers.spawned import Worker
-        from tests.test_workers import start_another
-        worker = Worker(start_another, (), "starting")
-        worker.await_ready(60.0)
-        print(worker.pid, worker.receive(), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=REPO, capture_output=True, text=True, timeout=60)
-    assert done.returncode == -signal.SIGKILL and all(gone(int(pid)) for pid in done.stdout.split()), done.stderr
 
 
 class Odd:
@@ -325,7 +281,7 @@ def test_what_a_worker_does_is_told_and_another_takes_its_place(what: str, cause
         worker.give("again", 60.0)
         assert worker.receive() == "again"
     finally:
-        close_all([worker], [worker])
+        worker.close()
     assert not worker.alive and worker.code == 0
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from mmrl.console import Console
 if TYPE_CHECKING:
     from mmrl.conformance import Conformance
     from mmrl.evaluation.rescore import Rescored
-    from mmrl.types import Score
 
 __all__ = ["check_all_command", "check_command", "list_command", "score_command"]
 
@@ -133,8 +131,7 @@ def _print_check(result: Conformance, console: Console, out: Path) -> None:
 
 
 def score_command(file: Path, task: str | None, param: list[str], out: Path | None, trust_code: bool = False) -> None:
-    """Score a log again, print old and new means per source, and write the new rows to `out` when it is given. Status 1 where
-    the reward could judge no completion."""
+    """Score a log again, print old and new means per source, and write the new rows to `out` when it is given."""
     from mmrl.evaluation.rescore import rescore, write_rescored
 
     result = rescore(file, task, parse_overrides(param), trust_code=trust_code)
@@ -142,13 +139,6 @@ def score_command(file: Path, task: str | None, param: list[str], out: Path | No
     if out is not None:
         write_rescored(result, out)
         typer.echo(f"scores: {out}")
-    if result.rows and all(_unjudged(row.new) for row in result.rows):
-        raise typer.Exit(1)
-
-
-def _unjudged(score: Score) -> bool:
-    """Whether a reward broke on an answer that it should have judged."""
-    return (score.reason or "").startswith("reward_")
 
 
 def _print_scores(result: Rescored, console: Console, file: Path) -> None:
@@ -165,11 +155,6 @@ def _print_scores(result: Rescored, console: Console, file: Path) -> None:
         previous = row["source"]
     console.print(table)
     console.print(f"{sum(r.changed for r in result.rows)} of {len(result.rows)} scores changed")
-    failed = Counter(r.new.reason or "" for r in result.rows if _unjudged(r.new))
-    if failed:  # the reward is to blame, not the answer: zeros of another kind
-        console.print(f"[yellow]{sum(failed.values())} could not be judged and are 0; does the task suit these truths?[/]")
-        for reason, count in failed.most_common(_PLACES):
-            console.print(f"  {count} x {escape(reason)[:300]}")
     if result.broken:
         console.print(f"[yellow]{len(result.broken)} lines could not be scored:[/]")
         for line in result.broken[:5]:

@@ -1,4 +1,4 @@
-"""What an Updater asks of whatever computes gradients and takes optimizer steps.
+"""What a Learner asks of whatever computes gradients and takes optimizer steps.
 
 All methods are collective: every process calls them, in the same order. The canonical optimizer state is that of
 torch.optim.AdamW as `mmrl.optim.build_optimizer` makes it, whole: a checkpoint of any engine resumes under any other.

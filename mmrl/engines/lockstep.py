@@ -9,23 +9,15 @@ import torch
 
 from mmrl.engines.base import TrainEngine
 from mmrl.errors import NonFiniteError
-from mmrl.policy.encode import Prompt
-from mmrl.policy.pack import PackItem
 from mmrl.world import World
 
-__all__ = ["Losses", "agree", "idle_item"]
+__all__ = ["Losses", "agree"]
 
 
 def agree(world: World, micro_batches: int, denominator: float) -> tuple[int, float]:
     """(micro-batches that every process runs, denominator of all processes), from those of this process. Collective."""
     found = world.gather([(micro_batches, denominator)])
     return max(count for count, _ in found), sum(share for _, share in found)
-
-
-def idle_item(token: int) -> PackItem:
-    """The smallest prompt with a completion: one `token` and once more that token; it must be one that can be sampled."""
-    ids_P = torch.tensor([token])
-    return PackItem(Prompt(ids_P, torch.zeros_like(ids_P), torch.zeros(3, 1, dtype=torch.long), 1), ((token,),))
 
 
 class Losses:

@@ -162,19 +162,12 @@ def _read_line(number: int, raw: bytes) -> _Logged:
                    logged_context(row), _score(_of(dict, row, "score")))
 
 
-def _logs_in(folder: Path) -> str:
-    """The logs in the folder of a run, which was given instead of one of them; '' where there are none."""
-    patterns = ("rollouts/step_*.jsonl", "step_*.jsonl", "**/predictions.jsonl")
-    found = [log for pattern in patterns for log in sorted(folder.glob(pattern))]
-    return f"; it holds {len(found)}, for example {found[-1]}" if found else ""
-
-
 def _read(path: Path) -> tuple[list[_Logged], list[BrokenLine]]:
     try:
         handle = path.open("rb")
     except OSError as error:
         raise DataError(f"expected rollouts/step_*.jsonl or predictions.jsonl of a run, found '{path}': "
-                        f"{error.strerror}{_logs_in(path)}") from error
+                        f"{error.strerror}") from error
     with handle:  # by its line feeds only: completions may hold other line separators
         return _read_lines(lines_bounded(handle))
 

@@ -19,7 +19,7 @@ from mmrl.errors import ConfigError
 from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.encode import Prompt
 
-__all__ = ["Batch", "PackItem", "PrefixLayout", "micro_batches", "pack", "pack_padded", "packed_length",
+__all__ = ["Batch", "PackItem", "PrefixLayout", "idle_item", "micro_batches", "pack", "pack_padded", "packed_length",
            "within_budget"]
 
 
@@ -29,6 +29,13 @@ class PackItem:
 
     prompt: Prompt
     completions: tuple[tuple[int, ...], ...]
+
+
+def idle_item(token: int) -> PackItem:
+    """The smallest prompt with a completion, for forwards that count for nothing (mmrl.engines.lockstep): one `token` and once more
+    that token; it must be one that can be sampled."""
+    ids_P = torch.tensor([token])
+    return PackItem(Prompt(ids_P, torch.zeros_like(ids_P), torch.zeros(3, 1, dtype=torch.long), 1), ((token,),))
 
 
 @dataclass

@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from mmrl.errors import ConfigError
-from mmrl.policy.encode import Encoder
-from mmrl.policy.pack import Batch
+from mmrl.policy.encode import Encoder, Prompt
+from mmrl.policy.pack import Batch, PackItem, idle_item, pack, pack_padded
 from mmrl.policy.vision import FrozenTower, joint_media_inputs, media_inputs
 from mmrl.task import Template
+from mmrl.types import Turn
 
-__all__ = ["Entropy", "LogpResult", "Policy", "media_token_ids"]
+__all__ = ["Entropy", "Evaluated", "LogpResult", "Policy", "media_token_ids"]
 
 _MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
 _DUMMY_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # a 4-D mask is passed through: the layout does the masking
@@ -37,6 +39,17 @@ class LogpResult:
 
     logp_N: torch.Tensor
     entropy_N: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Turns under a policy: logp_N and entropy_N (nats) of all their tokens one after the other, fp32 and differentiable, and the
+    critic's values (D, V) of the D turns (0 without a critic). `num_tokens`: those that the language model processed."""
+
+    logp_N: torch.Tensor
+    entropy_N: torch.Tensor
+    values_DV: torch.Tensor
+    num_tokens: int = 0
 
 
 def _entropy(logits_nV: torch.Tensor, log_z_n: torch.Tensor) -> torch.Tensor:
@@ -86,6 +99,7 @@ class Policy:
         self.version = 0
         self.lockstep = False  # forwards are collective (mmrl.engines): each runs a trained vision tower exactly once
         self.reference_model = reference
+        self.shared_prefix = True  # see `evaluate`
         self._towers: dict[int, FrozenTower | None] = {}
         self._logits_chunk = logits_chunk  # logits held at once; beyond it they are recomputed in backward
         self.banned = torch.tensor(media_token_ids(processor.tokenizer), device=device)
@@ -194,6 +208,29 @@ class Policy:
             pieces = [checkpoint(self._logp_of, h, t, temperature, entropy_gradient, use_reentrant=False)
                       for h, t in zip(hidden_NH.split(size), batch.target_N.split(size), strict=True)]
         return LogpResult(torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces]))
+
+    def evaluate(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], temperature: float = 1.0, *,
+                 entropy_gradient: bool = False, detach_values: bool = False) -> Evaluated:
+        """Log-probs and entropies of turns: `tokens` written after `prompts`. Turns that follow each other with one prompt (the
+        same object) are packed behind one copy of it, or, with `shared_prefix` false, each behind its own."""
+        items: list[PackItem] = []
+        for number, (prompt, written) in enumerate(zip(prompts, tokens, strict=True)):
+            if number and prompt is prompts[number - 1]:
+                items[-1] = PackItem(prompt, (*items[-1].completions, written))
+            else:
+                items.append(PackItem(prompt, (written,)))
+        batch = (pack if self.shared_prefix else pack_padded)(items)
+        found = self.logp(batch, temperature, entropy_gradient=entropy_gradient)
+        return Evaluated(found.logp_N, found.entropy_N, found.logp_N.new_zeros(len(prompts), 1), batch.num_tokens)
+
+    def token_mask(self, turn: Turn) -> np.ndarray:
+        """Which tokens of a turn had an effect, (N,) bool: all that were written."""
+        return np.ones(len(turn.token_ids), bool)
+
+    def idle_turn(self) -> tuple[Prompt, tuple[int, ...]]:
+        """The smallest turn there is, for forwards that count for nothing (mmrl.engines.lockstep)."""
+        item = idle_item(self.eos_ids[0])
+        return item.prompt, item.completions[0]
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[Policy]:

@@ -112,8 +112,7 @@ class Child(abc.ABC):
 
     @abc.abstractmethod
     def stop(self) -> None:
-        """End the process, and what it started, and free nothing: whoever waits for its answer, in this thread or another, meets
-        its end and calls `kill`."""
+        """End the process only: whoever waits for its answer, in this thread or another, meets its end and calls `kill`."""
 
     @abc.abstractmethod
     def kill(self) -> None:

@@ -5,8 +5,7 @@
     worker.give(job, 10.0)                              # wait([worker.connection], patience([worker.deadline])), then
     answer = worker.receive()                           # raises ChildError when it has died or babbles
 
-A worker never outlives the process that started it, and leaves Ctrl-C and SIGTERM to it; what it started itself ends with it,
-unless it left the worker's process group. What it prints, and what its own children
+A worker never outlives the process that started it, and leaves Ctrl-C and SIGTERM to it. What it prints, and what its own children
 print, goes to the standard error of the process that started it, up to MOST_OUTPUT bytes; the rest is read and dropped, so that a
 reward that prints every box of every answer neither fills the disk with its log nor waits for it.
 """
@@ -26,7 +25,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from mmrl.workers.process import END_S, Child, end_group
+from mmrl.workers.process import END_S, Child
 
 __all__ = ["MOST_BYTES", "MOST_OUTPUT", "START_S", "MessageError", "Worker", "close_all", "read_message"]
 
@@ -58,8 +57,7 @@ def _leave_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        end_group(os.getpid())  # also out of a job that hangs; what it was writing is cleaned up by whoever finds it
-        os._exit(1)
+        os._exit(1)  # also out of a job that hangs; what it was writing is cleaned up by whoever finds it
 
 
 def _forward(reader: Connection, worker: Worker, stop: threading.Event) -> None:
@@ -87,8 +85,6 @@ def _main(target: Callable[..., None], connection: Connection, progress: Any, ou
         os.dup2(output.fileno(), descriptor)
     output.close()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # not a terminal: lines would wait for a full block
-    with contextlib.suppress(OSError):  # what it starts is of its group, and ends with it
-        os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # terminals and schedulers send them to all processes
         signal.signal(number, signal.SIG_IGN)  # .. the parent finishes its step with us and ends us in its own order
     threading.Thread(target=_leave_with_parent, daemon=True, name="parent-watch").start()
@@ -148,7 +144,7 @@ class Worker(Child):
         self._ended = threading.Event()
         self._output = threading.Thread(target=_forward, args=(reader, self, self._ended), daemon=True, name=f"{self.name}-output")
         self._output.start()
-        self.ready, self._owner = False, os.getpid()
+        self.ready = False
         self.begin(START_S)
         atexit.register(self.kill)  # multiprocessing would ask by SIGTERM and wait for ever
 
@@ -169,15 +165,11 @@ class Worker(Child):
 
     def stop(self) -> None:
         """See Child.stop."""
-        end_group(self.pid)
-        self.process.kill()  # it may not have come as far as leading its group
+        self.process.kill()
 
     def kill(self) -> None:
-        """End the process, and what it started, without asking. A fork of the process that started it only closes its own ends."""
+        """End the process without asking it."""
         atexit.unregister(self.kill)
-        if os.getpid() != self._owner:
-            self.connection.close()
-            return
         self.stop()
         self.wait(END_S)
         self._ended.set()
@@ -188,6 +180,13 @@ class Worker(Child):
         """Tell the process to return after its job."""
         with contextlib.suppress(OSError, ValueError):  # already gone: nothing to ask it to do
             self.connection.send(None)
+
+    def close(self) -> None:
+        """End the process, by force if it does not end when asked to."""
+        if self.alive:
+            self.ask_to_end()
+            self.wait(END_S)
+        self.kill()
 
     # messages
 

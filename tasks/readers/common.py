@@ -243,7 +243,6 @@ def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], conve
         raise ConfigError(f"expected on_error 'raise' or 'record', found {on_error!r}.")
     facts: dict[str, ImageFacts] = {}
     of_row: dict[str, ImageFacts] = {}
-    used: dict[str, ImageFacts] = {}
 
     def size_of(path: str) -> tuple[int, int]:
         if path not in facts:
@@ -265,7 +264,6 @@ def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], conve
                                    "rename or remove one of the rows")
             first_row.update({sample.id: number for sample in samples})
             readout.samples += samples
-            used.update(of_row if samples else {})
             readout.notes.update(note for sample in samples for note in sample.params.get("adjusted", ()))
             readout.rows += [number] * len(samples)
             readout.files += [name] * len(samples)
@@ -276,5 +274,5 @@ def collect(file: str | os.PathLike[str], rows: Iterable[tuple[int, Any]], conve
             if on_error == "raise":
                 raise DataError(str(rejected)) from err
             readout.rejected.append(rejected)
-    readout.notes += _exif_note(used)
+    readout.notes += _exif_note(facts)
     return readout

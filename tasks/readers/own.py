@@ -127,9 +127,6 @@ def sample_from_row(number: int, row: dict[str, Any], size_of: SizeOf, *, root: 
     """
     own = row.get("task")
     if task == "mixed":
-        if own is None:
-            raise RowError("the name of a task in 'task', because the task is mixed", "none in the row", 'add it, for example '
-                           '"task": "grounding", or name the task of the whole file instead of mixed')
         task = text_of(own, "task")
     elif own is not None and own != task and task in BUILT_IN:  # a task that is not built in knows what it asked for
         if only_mine:

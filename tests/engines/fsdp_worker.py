@@ -9,11 +9,10 @@ from torch.distributed.tensor import DTensor
 
 from mmrl.config import ModelConfig, RunConfig
 from mmrl.engines import build_train_engine
-from mmrl.engines.lockstep import idle_item
 from mmrl.errors import NonFiniteError
 from mmrl.optim import build_optimizer
 from mmrl.policy.loading import load_policy
-from mmrl.policy.pack import pack
+from mmrl.policy.pack import idle_item, pack
 from mmrl.world import World
 
 __all__ = ["drive"]

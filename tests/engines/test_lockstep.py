@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl import update
 from mmrl.config import load_config
 from mmrl.engines import accelerator_options, train_engine_name
-from mmrl.engines.lockstep import agree, idle_item
+from mmrl.engines.lockstep import agree
 from mmrl.errors import ConfigError
 from mmrl.offpolicy import OffPolicy
-from mmrl.policy.pack import PackItem, pack
+from mmrl.policy.pack import PackItem, idle_item, pack
 from mmrl.policy.policy import Policy
 from mmrl.trainer import Trainer
+from mmrl.training import learner
 from mmrl.world import World
 from tests.clip_kit import TASK, clip, policy_of, sample
 from tests.engine_kit import ARCHITECTURES, album_data, config_file, picture, small_run, weights_of
@@ -102,7 +102,7 @@ def test_idle_micro_batches_change_nothing(kl: float, tmp_path: Path, monkeypatc
     idle = Trainer(load_config(path, ["name=idle"]))
     idle.training.lockstep = idle.policy.lockstep = True
     ran: list[int] = []
-    monkeypatch.setattr(update, "agree", lambda world, count, share: ran.append(count) or (count + 3, share))
+    monkeypatch.setattr(learner, "agree", lambda world, count, share: ran.append(count) or (count + 3, share))
     idle.fit()
     assert len(ran) == 4, "two steps of two minibatches"
     ours, theirs = (dict(weights_of(t.checkpoints.path(2))) for t in (plain, idle))

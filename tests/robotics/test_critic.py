@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mmrl.algorithms import ReturnSettings
 from mmrl.engines import build_train_engine
 from mmrl.errors import CheckpointError, ConfigError, NonFiniteError
 from mmrl.optim import build_optimizer
@@ -23,12 +24,11 @@ from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
 from mmrl.world import World
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, initial_states
-from robotics.critic import critique
+from robotics.learning import critic_advantages, robot_learner, scored
 from robotics.load import load_vla
 from robotics.rollout import Driver, GroupRequest
 from robotics.source import EpisodeSource
 from robotics.trainer import EmbodiedTrainer
-from robotics.update import EmbodiedUpdater
 from robotics.vla import VLAPolicy
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
@@ -66,7 +66,8 @@ def played(vla: VLAPolicy) -> list[RolloutGroup]:
         episodes.append(Rollout(tuple(turns), info={"success_once": 1.0, "success_at_end": 1.0},
                                 final=vla.prompt(seen[5]) if cut else None))
     episodes.append(dataclasses.replace(episodes[0], error="worker died"))
-    return [RolloutGroup(GroupRequest((1, 0, 0), spec, state, len(episodes)).sample, tuple(episodes), key=(1, 0, 0))]
+    rollouts = tuple(scored(e, ReturnSettings(kind="shaped")) for e in episodes)
+    return [RolloutGroup(GroupRequest((1, 0, 0), spec, state, len(episodes)).sample, rollouts, key=(1, 0, 0))]
 
 
 def judged_by_loops(vla: VLAPolicy, level: str, episode: Rollout) -> tuple[list[float], list[float], list[float]]:
@@ -90,20 +91,22 @@ def judged_by_loops(vla: VLAPolicy, level: str, episode: Rollout) -> tuple[list[
 def test_the_critics_judgement_is_that_of_plain_loops(model: Path, level: str) -> None:
     config, vla = critic(model, level)
     groups = played(vla)
-    found = critique(config, vla, groups)
+    found = critic_advantages(config, vla, World(vla.device)).targets(groups)[(1, 0, 0)]
     expected = {m: judged_by_loops(vla, level, e) for m, e in enumerate(groups[0].rollouts) if e.error is None}
     steps = {"chunk": 7, "action": 12}[level]  # decisions, or actions that at least began
     everything = [a for advantages, _, _ in expected.values() for a in advantages]
-    assert len(everything) == steps and len(found.advantages) == len(LENGTHS)
+    assert len(everything) == steps and [t is not None for t in found] == [True] * len(LENGTHS) + [False], "one crashed"
     mean, std = statistics.mean(everything), statistics.stdev(everything)
     for member, (advantages, targets, values) in expected.items():
-        for table, wanted in ((found.advantages, [(a - mean) / (std + 1e-5) for a in advantages]), (found.returns, targets),
-                              (found.values, values)):
-            flat = [x for decision in table[(1, 0, 0), member] for x in decision]
-            assert {len(d) for d in table[(1, 0, 0), member]} == {1 if level == "chunk" else CHUNK}
+        mine = found[member]
+        assert mine is not None
+        for table, wanted in ((mine.advantages, [(a - mean) / (std + 1e-5) for a in advantages]), (mine.returns, targets),
+                              (mine.values, values)):
+            flat = [x for decision in table for x in decision]
+            assert {len(d) for d in table} == {1 if level == "chunk" else CHUNK}
             assert flat[:len(wanted)] == pytest.approx(wanted, abs=1e-4)
             assert len(flat) - len(wanted) < CHUNK  # what was never executed stands last
-            assert table is found.values or flat[len(wanted):] == [0.0] * (len(flat) - len(wanted))
+            assert table is mine.values or flat[len(wanted):] == [0.0] * (len(flat) - len(wanted))
 
 
 @pytest.mark.check_takes(1)
@@ -115,7 +118,7 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
     config, vla = critic(model, level)
     config = config.model_copy(update={"rl": config.rl.model_copy(update={"length_norm": norm, "value_clip": None})})
     groups = played(vla)
-    advantages = critique(config, vla, groups).advantages
+    judged_G = critic_advantages(config, vla, World(vla.device)).targets(groups)[(1, 0, 0)]
     expected, total, squares = torch.zeros(()), 0.0, 0.0
     for member, episode in enumerate(groups[0].rollouts[:-1]):
         length = sum(-(-sum(d.valid) // REPEAT) for d in episode.turns) * DIM
@@ -123,7 +126,7 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
         total += 1 if norm == "trajectory" else length
         _, targets, _ = judged_by_loops(vla, level, episode)
         rows = iter(targets)
-        for decision, judged in zip(episode.turns, advantages[(1, 0, 0), member], strict=True):
+        for decision, judged in zip(episode.turns, judged_G[member].advantages, strict=True):  # type: ignore[union-attr]
             out = vla.evaluate([decision.prompt], [decision.token_ids])
             began = [decision.valid[k * REPEAT] for k in range(CHUNK)]
             for n in range(CHUNK * DIM):
@@ -138,7 +141,7 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
     parameters = [p for _, p in vla.trainable()]
     wanted = torch.autograd.grad(expected / total, parameters, allow_unused=True)
     optimizer = build_optimizer(vla.trainable(), config.optim)
-    updater = EmbodiedUpdater(config, vla, build_train_engine(config, World(vla.device), vla, optimizer))
+    updater = robot_learner(config, vla, build_train_engine(config, World(vla.device), vla, optimizer), World(vla.device))
     taken: list[torch.Tensor | None] = []
     optimizer.register_step_pre_hook(
         lambda *_: taken.extend(None if p.grad is None else p.grad.clone() for p in parameters))
@@ -167,7 +170,7 @@ def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: 
     broken = [dataclasses.replace(g, rollouts=tuple(dataclasses.replace(e, turns=tuple(
         dataclasses.replace(d, logps=(float("nan"),) * len(d.logps)) for d in e.turns)) for e in g.rollouts)) for g in groups]
     optimizer = build_optimizer(vla.trainable(), config.optim)
-    updater = EmbodiedUpdater(config, vla, build_train_engine(config, World(vla.device), vla, optimizer))
+    updater = robot_learner(config, vla, build_train_engine(config, World(vla.device), vla, optimizer), World(vla.device))
     before = {name: p.detach().clone() for name, p in vla.trainable()}
     for step in (1, 2):
         updater.begin(step)
@@ -193,7 +196,7 @@ def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: 
     updater.engine.lockstep = True  # others would wait inside of a backward: the error comes with the step, which all take
     updater.begin(4)
     updater.add(broken[0])
-    with pytest.raises(NonFiniteError, match=r"the loss is nan in step 4; .* the gradient norm is nan in optimizer step 6"):
+    with pytest.raises(NonFiniteError, match=r"the loss is nan in step 4; .*the gradient norm is nan in optimizer step 6"):
         updater.finish()
 
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from mmrl.errors import ConfigError
 from mmrl.pipeline import Closed
+from mmrl.training.learner import Learner, UpdateResult
 from robotics.config import EmbodiedConfig
 from robotics.rollout import Driver, RolloutGroup
 from robotics.source import EpisodeSource
 from robotics.trainer import EmbodiedTrainer
-from robotics.update import EmbodiedUpdate, EmbodiedUpdater
 from scripts._torture_trust_state import flip_bit
 from tests.robot_kit import config_of, saved_vla
 
@@ -135,9 +135,9 @@ def test_every_decision_bears_the_weights_that_made_it_also_in_evaluations(
     finished: list[int] = []
     seen: list[tuple[bool, int, int]] = []  # played by an evaluation, version said, version true
     evaluating: list[int] = []
-    finish, infer, evaluate = EmbodiedUpdater.finish, Driver.infer, EmbodiedTrainer._evaluation
+    finish, infer, evaluate = Learner.finish, Driver.infer, EmbodiedTrainer._evaluation
 
-    def counting(self: EmbodiedUpdater) -> EmbodiedUpdate:
+    def counting(self: Learner) -> UpdateResult:
         result = finish(self)
         finished.append(self.step)
         return result
@@ -152,7 +152,7 @@ def test_every_decision_bears_the_weights_that_made_it_also_in_evaluations(
         evaluating.clear()
         return found
 
-    monkeypatch.setattr(EmbodiedUpdater, "finish", counting)
+    monkeypatch.setattr(Learner, "finish", counting)
     monkeypatch.setattr(Driver, "infer", watching)
     monkeypatch.setattr(EmbodiedTrainer, "_evaluation", evaluation)
     run(policy, tmp_path, "run", f"schedule.kind={kind}", "schedule.staleness=1", "train.steps=3", "eval.every=1",
@@ -229,7 +229,7 @@ def test_prompts_are_let_go_once_their_group_was_trained_on_or_rejected(
     prompts: list[weakref.ref[Any]] = []
     judged: dict[bool, int] = {True: 0, False: 0}
     alive: list[int] = []
-    judge, finish = EpisodeSource._judge, EmbodiedUpdater.finish
+    judge, finish = EpisodeSource._judge, Learner.finish
 
     def watching(self: EpisodeSource, group: RolloutGroup) -> Any:
         end = judge(self, group)
@@ -237,7 +237,7 @@ def test_prompts_are_let_go_once_their_group_was_trained_on_or_rejected(
         prompts.extend(weakref.ref(d.prompt) for e in group.rollouts for d in e.turns)
         return end
 
-    def counting(self: EmbodiedUpdater) -> EmbodiedUpdate:
+    def counting(self: Learner) -> UpdateResult:
         gc.collect()
         alive.append(sum(p() is not None for p in prompts))
         result = finish(self)
@@ -246,7 +246,7 @@ def test_prompts_are_let_go_once_their_group_was_trained_on_or_rejected(
         return result
 
     monkeypatch.setattr(EpisodeSource, "_judge", watching)
-    monkeypatch.setattr(EmbodiedUpdater, "finish", counting)
+    monkeypatch.setattr(Learner, "finish", counting)
     run(policy, tmp_path, "run", f"schedule.kind={schedule}", "train.log_rollouts=99", "train.save_every=0", *extra)
     assert judged[True] and judged[False] and len(prompts) > 20
     assert [n > 0 for n in alive] == [left, False] * 2

@@ -100,12 +100,6 @@ def test_an_unknown_type_is_an_error_when_the_file_is_read(tmp_path: Path) -> No
         mixed.member("chioce")
 
 
-def test_a_row_without_a_task_is_told_that_it_needs_one(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
-    with pytest.raises(DataError, match="row 1: expected the name of a task in 'task', because the task is mixed, found none"):
-        Mixed().load(str(tmp_path / "rows.jsonl"))
-
-
 def test_one_task_refuses_own_rows_of_others_or_leaves_them_out(tmp_path: Path) -> None:
     path = _rows(tmp_path, CHOICE, NUMBER, {k: v for k, v in CHOICE.items() if k != "task"} | {"id": "untold"})
     with pytest.raises(DataError, match=r"row 2: expected rows of task choice, found a row of task 'numeric'; use task mixed, or "

@@ -1,0 +1,1 @@
+"""Training: from closed groups to optimizer steps."""

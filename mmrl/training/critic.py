@@ -1,0 +1,144 @@
+"""PPO: a critic judges each turn, or each action step of it, and learns from what became of them (GAE, value loss).
+
+    judge = CriticAdvantages(rewards, gae, actor, world, token_budget)
+    targets = judge.targets(groups)              # advantages, old values and value targets of every turn that may train
+
+Legend: B rollouts, T turns of a rollout, V values of a turn: 1, or with level action one per action step.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmrl.algorithms import (
+    Advantages,
+    GAESettings,
+    Grid,
+    Moments,
+    PPOSettings,
+    ReturnSettings,
+    ValueStats,
+    chunk_gae,
+    critic_warming_up,
+    make_grid,
+    normalise,
+    trainable,
+    value_loss,
+)
+from mmrl.policy.pack import within_budget
+from mmrl.training.sequences import RolloutTargets, TrainingTurn
+from mmrl.types import Rollout, RolloutGroup
+from mmrl.world import World
+
+__all__ = ["CriticAdvantages", "CriticLoss", "judge"]
+
+
+def judge(settings: GAESettings, grid: Grid) -> tuple[Advantages, torch.Tensor]:
+    """Advantages of a grid's turns (T, B, V), and the values (T, B, V) they were judged by."""
+    single = settings.level == "chunk"
+    values = grid.values_RBV[..., 0] if single else grid.values_RBV
+    found = chunk_gae(settings, grid.rewards_TBC, values, grid.terminated_TBC, grid.truncated_TBC,
+                      final_values_TB=grid.final_values_TB, valid_TBC=grid.valid_TBC)
+    if single:
+        found = Advantages(found.advantages[..., None], found.returns[..., None], found.valid[..., None])
+    return found, grid.values_RBV[:-1]
+
+
+class CriticAdvantages:
+    """An AdvantageEstimator: generalised advantages from the values that the critic gave during the rollout.
+
+    `actor` values final observations; `world`: the processes that have the other groups of the step, over all of which advantages
+    are normalised and metrics taken.
+    """
+
+    looks_beyond_groups = "rl.kind ppo (its advantages are normalised over the step)"
+
+    def __init__(self, rewards: ReturnSettings, gae: GAESettings, actor: Any, world: World, token_budget: int) -> None:
+        self.rewards, self.gae, self.actor, self.world, self.token_budget = rewards, gae, actor, world, token_budget
+        self._metrics: dict[str, float] = {}
+
+    def targets(self, groups: Sequence[RolloutGroup]) -> Mapping[tuple[int, int, int], list[RolloutTargets | None]]:
+        """See AdvantageEstimator. Collective. Raises NonFiniteError for a reward or value that is not finite."""
+        rollouts = [r for g in groups for r in g.rollouts if trainable(r)]
+        grid = make_grid(rollouts, self.rewards, self._final_values(rollouts),
+                         self.actor.codec.chunk if self.gae.level == "action" else None)
+        found, values_TBV = judge(self.gae, grid)
+        advantages_TBV = self._normalised(found, values_TBV)
+        columns = iter(range(len(rollouts)))
+        assigned: dict[tuple[int, int, int], list[RolloutTargets | None]] = {}
+        tables = (advantages_TBV, values_TBV, found.returns)
+        for group in groups:
+            assigned[group.key] = [self._targets(r, next(columns), *tables) if trainable(r) else None for r in group.rollouts]
+        return assigned
+
+    def metrics(self) -> dict[str, float]:
+        """Explained variance, mean target and mean value of the last step."""
+        return self._metrics
+
+    def _final_values(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """The critic's value of the last observation where one is kept, else 0."""
+        waiting = [i for i, r in enumerate(rollouts) if r.final is not None]
+        finals = [r.final for r in rollouts if r.final is not None]
+        parts = within_budget([p.length + self.actor.tokens_per_decision for p in finals], self.token_budget)
+        values = [v for part in parts for v in self.actor.values([finals[i] for i in part])]
+        known = dict(zip(waiting, values, strict=True))
+        return [known.get(i, 0.0) for i in range(len(rollouts))]
+
+    def _normalised(self, found: Advantages, values_TBV: torch.Tensor) -> torch.Tensor:
+        """Advantages over all processes, and the step's metrics."""
+        targets, old = found.returns[found.valid].double(), values_TBV[found.valid].double()
+        moments, target, error, value = self._moments(found.advantages[found.valid], targets, targets - old, old)
+        spread = _variance(target)
+        self._metrics = {"train/critic/explained_variance": 1 - _variance(error) / spread if spread > 0 else 0.0,
+                         "train/critic/return": target.mean, "train/critic/value": value.mean}
+        return normalise(found.advantages, found.valid, moments)
+
+    def _moments(self, *columns: torch.Tensor) -> list[Moments]:
+        """Of each column (N,), over all processes."""
+        mine = [x for column in columns for x in Moments.of(column, torch.ones_like(column, dtype=torch.bool)).to_list()]
+        sums = self.world.sum(mine)
+        return [Moments.from_list(sums[i:i + 3]) for i in range(0, len(sums), 3)]
+
+    @staticmethod
+    def _targets(rollout: Rollout, column: int, *tables: torch.Tensor) -> RolloutTargets:
+        advantages, values, returns = (table[:len(rollout.turns), column].tolist() for table in tables)
+        return RolloutTargets(advantages, values, returns)
+
+
+def _variance(moments: Moments) -> float:
+    """Biased; 0 without spread."""
+    return moments.std ** 2 * (moments.count - 1) / moments.count if moments.count else 0.0
+
+
+@dataclass(frozen=True)
+class ValueTerm:
+    """The critic's part of a micro-batch's loss."""
+
+    loss: torch.Tensor
+    stats: ValueStats
+
+
+class CriticLoss:
+    """The value loss of a run."""
+
+    def __init__(self, settings: PPOSettings) -> None:
+        self.settings = settings
+
+    def warming_up(self, step: int) -> bool:
+        """Whether training step `step` (from 1) trains the critic alone."""
+        return critic_warming_up(self.settings, step - 1)
+
+    def loss(self, turns: Sequence[TrainingTurn], values_DV: torch.Tensor) -> ValueTerm:
+        """The loss over the steps that were executed; a value weighs as the tokens it judges do in the policy's loss."""
+        def column(values: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.as_tensor(np.asarray(values).reshape(-1), dtype=dtype, device=values_DV.device)
+
+        tokens_DV = np.array([(t.mask_N & t.in_loss).reshape(values_DV.shape[1], -1).sum(1) for t in turns])
+        weight_DV = np.array([t.scale for t in turns])[:, None] * tokens_DV
+        found = value_loss(self.settings, values_DV.flatten(), column([t.values_V for t in turns]),
+                           column([t.returns_V for t in turns]), column(tokens_DV > 0, torch.bool), column(weight_DV))
+        return ValueTerm(self.settings.value_coef * found.loss, found.stats)

@@ -1,0 +1,539 @@
+"""The learner: closed groups in, optimizer steps out, whatever the rollouts are (answers to prompts, episodes in simulators).
+
+    learner = Learner(config, policy, engine, world, advantages)
+    learner.begin(step); learner.add(group) ...; result = learner.finish()
+
+The loss is a sum over turns that is divided once, by a denominator counted over the whole step: so a group may be trained on as
+soon as it closes, and the result is that of training on all of them afterwards. With several passes over a step, with advantages
+that compare groups, or where forwards are collective, groups are only collected as they close and trained on in `finish`.
+
+In a run of several processes each trains on its own groups. Collective operations run in `finish` alone, in the same order
+everywhere and also where a process has no group. Where the engine's forwards are collective (sharded weights) processes agree on
+the number of micro-batches of an optimizer step beforehand, and who has fewer runs idle ones.
+
+Forwards, gradients and optimizer steps are the training engine's (mmrl.engines), what a turn's tokens are given and taken the
+policy's (`evaluate`), what rollouts are to learn the advantage estimator's (mmrl.credit, mmrl.training.critic).
+
+Legend: N tokens of all turns of a micro-batch, D turns, V values of a turn.
+"""
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from mmrl.algorithms import EntropyBonus, EntropySettings, LossStats, ObjectiveSettings, OfflineSettings, ValueStats, policy_loss
+from mmrl.algorithms import trajectory_in_loss as rollout_in_loss
+from mmrl.config import RunConfig
+from mmrl.engines.base import Trained, TrainEngine
+from mmrl.engines.lockstep import Losses, agree
+from mmrl.errors import MismatchError
+from mmrl.group_rewards import usable
+from mmrl.offpolicy import OffPolicy
+from mmrl.policy.encode import Prompt
+from mmrl.policy.policy import Evaluated
+from mmrl.training.critic import CriticLoss
+from mmrl.training.sequences import RolloutTargets, TrainingSample, TrainingTurn, plan_of, token_weight
+from mmrl.types import Rollout, RolloutGroup, Turn
+from mmrl.world import World
+
+__all__ = ["AdvantageEstimator", "Learner", "SourceStats", "TrainedPolicy", "UpdateResult", "objective_settings"]
+
+Key = tuple[int, int, int]
+
+
+class TrainedPolicy(Trained, Protocol):
+    """What a learner asks of a policy: Policy, robotics.vla.VLAPolicy."""
+
+    version: int
+
+    def evaluate(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], temperature: float = 1.0, *,
+                 entropy_gradient: bool = False, detach_values: bool = False) -> Evaluated:
+        """Log-probs, entropies and values of turns."""
+
+    def token_mask(self, turn: Turn) -> np.ndarray:
+        """Which of a turn's tokens had an effect, (N,) bool."""
+
+    def idle_turn(self) -> tuple[Prompt, tuple[int, ...]]:
+        """The smallest turn there is, for forwards that count for nothing."""
+
+    def publish(self) -> int:
+        """Name the current weights by the next version."""
+
+    def reference(self) -> Any:
+        """Context manager: the policy before training."""
+
+
+class AdvantageEstimator(Protocol):
+    """What rollouts are to learn."""
+
+    @property
+    def looks_beyond_groups(self) -> str:
+        """Why advantages depend on the other groups of the step; '' where a group's own suffice."""
+
+    def targets(self, groups: Sequence[RolloutGroup]) -> Mapping[Key, Sequence[RolloutTargets | None]]:
+        """For each rollout of each group of this process; None: not trained on. Collective where it looks beyond groups."""
+
+    def metrics(self) -> dict[str, float]:
+        """For the step's row."""
+
+
+def objective_settings(config: RunConfig) -> ObjectiveSettings:
+    """The algorithm section as the loss wants it. Lengths are normalised by `token_weight`, over all turns of a rollout, whose
+    turns may lie in several micro-batches."""
+    a = config.algorithm
+    return ObjectiveSettings(clip_low=a.clip_low, clip_high=a.clip_high, dual_clip=a.dual_clip, importance=a.importance,
+                             aggregate="token_mean", kl_coef=a.kl.coef, kl_estimator=a.kl.estimator,
+                             offline=OfflineSettings(gamma=a.offline.gamma, cap=a.offline.cap))
+
+
+@dataclass
+class SourceStats:
+    """Sums of one data source: loss statistics, |sampler - trainer| log-prob gap, entropy in nats."""
+
+    stats: LossStats = field(default_factory=LossStats)
+    gap_sum: float = 0.0
+    gap_max: float = 0.0
+    gap_tokens: float = 0.0
+    entropy: float = 0.0
+    entropy_tokens: float = 0.0
+
+    def add(self, other: SourceStats) -> None:
+        """Add the sums of `other`."""
+        self.stats += other.stats
+        self.gap_sum, self.gap_max = self.gap_sum + other.gap_sum, max(self.gap_max, other.gap_max)
+        self.gap_tokens += other.gap_tokens
+        self.entropy, self.entropy_tokens = self.entropy + other.entropy, self.entropy_tokens + other.entropy_tokens
+
+
+@dataclass
+class UpdateResult:
+    """What a step's training did: sums over all processes, by data source, and the seconds it took in this one."""
+
+    sources: dict[str, SourceStats] = field(default_factory=lambda: defaultdict(SourceStats))
+    value_stats: ValueStats = field(default_factory=ValueStats)
+    turns: int = 0
+    denominator: float = 0.0
+    grad_norms: list[float] = field(default_factory=list)
+    lr: float = 0.0
+    packed_tokens: float = 0.0
+    logprobs_s: float = 0.0
+    update_s: float = 0.0
+    wait_s: float = 0.0  # for the slowest process: a sum over processes
+    credit: dict[str, float] = field(default_factory=dict)  # metrics of the advantages
+
+    @property
+    def total(self) -> SourceStats:
+        """The sums over all sources."""
+        total = SourceStats()
+        for _, stats in sorted(self.sources.items()):
+            total.add(stats)
+        return total
+
+    def merge(self, part: UpdateResult) -> None:
+        """Add what is counted by each process for itself."""
+        for name, stats in sorted(part.sources.items()):
+            self.sources[name].add(stats)
+        self.value_stats += part.value_stats
+        self.turns, self.wait_s = self.turns + part.turns, self.wait_s + part.wait_s
+        self.packed_tokens += part.packed_tokens
+
+
+class Learner:
+    """Turns the groups of a step into optimizer steps of a training engine.
+
+    `prompt_of(group)` encodes the sample of a group whose turns have no prompt of their own. `shuffles`: rollouts, not places of a
+    step, are dealt to its optimizer steps, anew in each pass. `packs_groups`: in serial runs a micro-batch may hold several groups.
+    """
+
+    def __init__(self, config: RunConfig, policy: Any, engine: TrainEngine, world: World, advantages: AdvantageEstimator, *,
+                 prompt_of: Callable[[RolloutGroup], Prompt] | None = None, critic: CriticLoss | None = None,
+                 shuffles: bool = False, packs_groups: bool = True) -> None:
+        self.config, self.policy, self.engine, self.world = config, policy, engine, world
+        self.advantages, self.critic, self._prompt_of = advantages, critic, prompt_of
+        self.settings, self._shuffles, self._packs_groups = objective_settings(config), shuffles, packs_groups
+        self._mixes = config.algorithm.offline.per_group > 0
+        self.updates = 0  # optimizer steps taken, drives the learning rate
+        a = config.algorithm
+        self.total_updates = config.train.steps * a.epochs * a.minibatches
+        self.offpolicy = OffPolicy(config)
+        self.on_weights: Callable[[], Any] = lambda: None  # called when a step has changed them, while the policy is held
+        self.step = 0
+        self._version = 0  # of the weights a step begins with, as turns name it
+        self._result = UpdateResult()
+        self._collected: list[RolloutGroup] = []
+        self._names: list[str] = []  # of the samples trained on as they came
+        self.losses = Losses(engine, world)
+        e = a.entropy
+        self.entropy = EntropyBonus(EntropySettings(coef=e.coef, target=e.target, delta=e.delta, low=e.coef_min, high=e.coef_max))
+        self._entropy_seen = [0.0, 0.0]  # sum of entropies and tokens of the optimizer step, this process
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether a step is one optimizer step."""
+        return self.config.algorithm.epochs == self.config.algorithm.minibatches == 1
+
+    @property
+    def collects(self) -> str:
+        """Which settings keep groups until the last has closed; '' where each can be trained on as it closes."""
+        a = self.config.algorithm
+        why = {f"algorithm.epochs {a.epochs}": a.epochs > 1, f"algorithm.minibatches {a.minibatches}": a.minibatches > 1,
+               self.advantages.looks_beyond_groups: bool(self.advantages.looks_beyond_groups)}
+        return ", ".join(words for words, holds in why.items() if holds)
+
+    @property
+    def streams(self) -> bool:
+        """Whether a group is trained on when it is added."""
+        return not (self.collects or self.engine.lockstep or (self._packs_groups and self.config.schedule.kind == "serial"))
+
+    def run(self, groups: Sequence[RolloutGroup], step: int = 0) -> UpdateResult:
+        """Train on this process's share of the step's groups. Raises MismatchError and NonFiniteError."""
+        self.begin(step)
+        for group in groups:
+            self.add(group)
+        return self.finish()
+
+    # group by group: mmrl.pipeline.Learner
+
+    def begin(self, step: int = 0) -> None:
+        """Start a step whose groups are added one by one."""
+        if self.policy.device.type == "cuda" and self.policy.device.index is not None:
+            torch.cuda.set_device(self.policy.device)  # a thread has a current device of its own, which collectives use
+        self.step, self._version = step, self.policy.version
+        self._result, self._collected, self._names = UpdateResult(), [], []
+        self.offpolicy.begin()
+        if not self.engine.lockstep:  # lets last step's gradients go before the rollout
+            self.engine.begin()
+
+    def add(self, group: RolloutGroup) -> None:
+        """Train on a closed group, or keep it for `finish` (see the module). Raises MismatchError and NonFiniteError."""
+        if not self.streams:
+            self._collected.append(group)
+            return
+        began, result = time.perf_counter(), self._result
+        samples = self._prepare([group], result)
+        self._accumulate(plan_of(samples, self.config.train.token_budget), result, first_pass=True, fresh=True)
+        result.denominator += sum(s.denominator for s in samples)
+        self._names.append(group.sample.id)
+        result.update_s += time.perf_counter() - began
+
+    def finish(self) -> UpdateResult:
+        """Scale and clip the gradients, take the optimizer steps. Collective. Raises MismatchError and NonFiniteError."""
+        result = self._result
+        self._wait(result)
+        began = time.perf_counter()
+        if self.streams:
+            total, result.denominator = self.world.sum([result.denominator])[0], 0.0
+            self._apply(total, self._names, result)
+        else:
+            self._train_on_all(self._collected, result)
+        result.credit = {**self.advantages.metrics(), **self.offpolicy.metrics(self.world), **self.entropy.metrics()}
+        self._collected = []
+        self.on_weights()
+        result.update_s += time.perf_counter() - began - result.logprobs_s
+        return self._reduce(result)
+
+    def _wait(self, result: UpdateResult) -> None:
+        """Until every process has closed its groups."""
+        if self.world.size > 1:
+            began = time.perf_counter()
+            self.world.barrier()
+            result.wait_s += time.perf_counter() - began
+
+    def _train_on_all(self, groups: Sequence[RolloutGroup], result: UpdateResult) -> None:
+        """All passes over the step's groups, whatever the order they closed in: round by round, place by place."""
+        if self.config.schedule.kind != "serial" or self._shuffles:
+            groups = sorted(groups, key=lambda g: (g.key[2], g.key[1]))
+        with self.world.telling():
+            samples = self._prepare(groups, result)
+        if not self.one_pass and self.offpolicy.corrects(any(t.stale for s in samples for t in s.turns)):
+            samples = self._with_proximal(samples, result)
+        for epoch in range(self.config.algorithm.epochs):
+            for number, part in enumerate(self._minibatches(samples, epoch)):
+                self._optimizer_step(part, result, first_pass=epoch == 0, fresh=epoch == 0 and number == 0)
+
+    def _minibatches(self, samples: Sequence[TrainingSample], epoch: int) -> Iterator[list[TrainingSample]]:
+        """What each optimizer step of a pass trains on: every process takes part in all of them."""
+        parts = self.config.algorithm.minibatches
+        if self._shuffles:
+            mine = {s.place: s for s in samples}
+            places = sorted(self.world.gather(list(mine)))
+            order = np.random.default_rng((self.config.seed, 37, self.step, epoch)).permutation(len(places))
+            for numbers in np.array_split(order, parts):
+                yield [mine[places[i]] for i in numbers if places[i] in mine]
+        else:  # by place in the step
+            split: list[list[TrainingSample]] = [[] for _ in range(parts)]
+            for sample in samples:
+                split[sample.place[0][1] * parts // self.config.train.prompts_per_step].append(sample)
+            yield from split
+
+    # what rollouts are to learn
+
+    def _prepare(self, groups: Sequence[RolloutGroup], result: UpdateResult) -> list[TrainingSample]:
+        targets = self.advantages.targets(groups)
+        found = [sample for g in groups for sample in self._samples(g, targets[g.key])]
+        result.turns += sum(len(s.turns) for s in found)
+        return found
+
+    def _samples(self, group: RolloutGroup, targets_G: Sequence[RolloutTargets | None]) -> Iterator[TrainingSample]:
+        prompt: Prompt | None = None
+        for number, (rollout, good, targets) in enumerate(zip(group.rollouts, usable(group), targets_G, strict=True)):
+            if targets is None:
+                continue
+            if prompt is None and any(t.prompt is None for t in rollout.turns):
+                assert self._prompt_of is not None, "turns without a prompt belong to a sample that can be encoded"
+                prompt = self._prompt_of(group)
+            in_loss = good and rollout_in_loss(rollout, self.config.algorithm.overlong)
+            yield self._sample(group, number, rollout, targets, prompt, in_loss)
+
+    def _sample(self, group: RolloutGroup, number: int, rollout: Rollout, targets: RolloutTargets, prompt: Prompt | None,
+                in_loss: bool) -> TrainingSample:
+        masks = [self.policy.token_mask(turn) for turn in rollout.turns]
+        a, blank = self.config.algorithm, [()] * len(masks)
+        tokens = sum(int(m.sum()) for m in masks) if in_loss else 0
+        scale, denominator = token_weight(tokens, a.aggregate, self.config.rollout.max_new_tokens)
+        turns = []
+        for turn, mask, advantages, values, returns in zip(rollout.turns, masks, targets.advantages, targets.values or blank,
+                                                           targets.returns or blank, strict=True):
+            advantage_N = np.repeat(np.asarray(advantages, np.float32), len(mask) // len(advantages))
+            shown = turn.prompt if turn.prompt is not None else prompt
+            assert shown is not None
+            turns.append(TrainingTurn(
+                shown, turn.token_ids, turn.logps, mask, advantage_N, scale, group.sample.source, group.sample.id, in_loss,
+                "" if turn.prompt is not None else group.fingerprint, rollout.offline,
+                self.offpolicy.asynchronous and not rollout.offline and turn.policy_version < self._version,
+                tuple(values), tuple(returns)))
+        return TrainingSample((group.key, number), tuple(turns), denominator)
+
+    # optimizer steps
+
+    def _optimizer_step(self, samples: Sequence[TrainingSample], result: UpdateResult, *, first_pass: bool, fresh: bool) -> None:
+        plan, share = plan_of(samples, self.config.train.token_budget), sum(s.denominator for s in samples)
+        total = None
+        if self.engine.lockstep:
+            idle, total = self._agree(plan, share)
+            plan += [[]] * idle
+        with self.engine.engaging():
+            self.engine.begin(total)
+            self._accumulate(plan, result, first_pass=first_pass, fresh=fresh)
+            names = list(dict.fromkeys(t.sample for s in samples for t in s.turns))
+            self._apply(self.world.sum([share])[0] if total is None else total, names, result)
+
+    def _agree(self, plan: Sequence[Sequence[TrainingTurn]], share: float) -> tuple[int, float]:
+        """How many idle micro-batches this process adds to its plan, and the denominator of all processes. Collective.
+
+        What is wrong with the prompts is said here, to all: inside a forward the others would wait for this process.
+        """
+        with self.world.telling():
+            for turns in plan:
+                self._compare_inputs(turns)
+                for turn in turns:
+                    if turn.fingerprint:
+                        self.policy.encoder.visuals.lease(turn.prompt.visuals, self.policy.tower())
+        count, total = agree(self.world, len(plan), share)
+        return count - len(plan), total
+
+    def _accumulate(self, plan: Sequence[Sequence[TrainingTurn]], result: UpdateResult, *, first_pass: bool, fresh: bool) -> None:
+        """Forward and backward of micro-batches; one without turns is idle."""
+        for number, turns in enumerate(plan, 1):
+            if first_pass:
+                self._compare_inputs(turns)
+            loss = self._loss(turns, result, first_pass, fresh) if turns else self._idle(result)
+            names = ", ".join(dict.fromkeys(t.sample for t in turns))
+            self.engine.backward(self.losses.finite(loss, f" in step {self.step}; samples: {names}; lower optim.lr or resume from "
+                                                    "the last checkpoint"), last=number == len(plan))
+
+    def _compare_inputs(self, turns: Sequence[TrainingTurn]) -> None:
+        for turn in turns:
+            if turn.fingerprint and (seen := turn.prompt.fingerprint) != turn.fingerprint:
+                raise MismatchError(
+                    f"sample {turn.sample}: rollout saw tensors {turn.fingerprint}, training is about to see "
+                    f"{seen}; the picture or the processor changed during the run: restore it, or resume")
+
+    def _apply(self, total: float, names: Sequence[str], result: UpdateResult) -> None:
+        """One optimizer step of the gradients summed so far, divided by the denominator of all processes.
+
+        A critic that warms up steps alone: with gradients of zero AdamW would decay the policy's weights and count its steps on,
+        and divide the first real gradients by moments still near 0.
+        """
+        norm, result.lr = self.engine.step(total, self.updates, self.total_updates, lambda norm: self._failure(norm, names),
+                                           heads_only=self._warming)
+        self.updates += 1
+        if self.entropy.adaptive:
+            self.entropy.observe(*self.world.sum(self._entropy_seen))
+            self._entropy_seen = [0.0, 0.0]
+        result.grad_norms.append(norm)
+        result.denominator += total
+
+    def _failure(self, norm: float, names: Sequence[str]) -> str:
+        """What is wrong with the gradients."""
+        return (f"{self.losses.said()}the gradient norm is {norm} in optimizer step {self.updates + 1}; samples: "
+                f"{', '.join(names[:8])}; lower optim.lr or resume from the last checkpoint")
+
+    # the loss of a micro-batch
+
+    @property
+    def _warming(self) -> bool:
+        """Whether this step trains the critic alone."""
+        return self.critic is not None and self.critic.warming_up(self.step)
+
+    def _loss(self, turns: Sequence[TrainingTurn], result: UpdateResult, first_pass: bool, fresh: bool) -> torch.Tensor:
+        """The summed loss; what it counts goes into `result`."""
+        reference_N, out = self._forward([t.prompt for t in turns], [t.tokens for t in turns], result)
+        columns = _Columns.of(turns, out.logp_N.device)
+        old_N, weight_N = self._old(turns, columns, out.logp_N.detach(), first_pass)
+        total = torch.zeros((), device=out.logp_N.device)
+        if not self._warming:  # left out, not multiplied by 0: 0 * inf is NaN, and a gradient of 0 still moves AdamW
+            names = sorted({t.source for t in turns})
+            label_N = columns.per_turn([names.index(t.source) for t in turns])
+            loss = policy_loss(self.settings, out.logp_N, old_N, columns.advantage_N, columns.turn_N, columns.in_loss_N,
+                               ref_logp_N=reference_N, weight_N=weight_N, scale_N=columns.scale_N, label_N=label_N,
+                               num_labels=len(names), offline_N=columns.offline_N if self._mixes else None,
+                               entropy_N=out.entropy_N, entropy_coef=self.entropy.coefficient)
+            total = loss.loss
+            for name, stats in zip(names, loss.by_label, strict=True):
+                result.sources[name].stats += stats
+        if self.critic is not None:
+            value = self.critic.loss(turns, out.values_DV)
+            total, result.value_stats = total + value.loss, result.value_stats + value.stats
+        if self.entropy.adaptive:
+            seen_M = out.entropy_N.detach()[columns.in_loss_N & ~columns.offline_N].double()
+            self._entropy_seen = [self._entropy_seen[0] + float(seen_M.sum()), self._entropy_seen[1] + seen_M.numel()]
+        if first_pass:
+            self._observe(turns, columns, out, result, fresh)
+        return total
+
+    def _old(self, turns: Sequence[TrainingTurn], columns: _Columns, logp_N: torch.Tensor,
+             count: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probs of the policy at the bottom of the ratio, and weights of tokens of other policies (mmrl.offpolicy)."""
+        if count:
+            self.offpolicy.observe(columns.stale_N, columns.in_loss_N)
+        if not self.offpolicy.corrects(any(t.stale for t in turns)):
+            return columns.behaviour_N, None
+        proximal_N = logp_N
+        if not self.one_pass:
+            proximal_N = columns.floats([t.proximal_N or () for t in turns])
+        return self.offpolicy.correct(proximal_N, columns.behaviour_N, columns.stale_N, ~columns.offline_N, columns.in_loss_N,
+                                      count=count)
+
+    def _idle(self, result: UpdateResult) -> torch.Tensor:
+        """A loss of 0 by the forwards that `_loss` runs, for another process that has turns left. Its gradient, zeros, is of the
+        same parameters."""
+        prompt, tokens = self.policy.idle_turn()
+        _, out = self._forward([prompt], [tokens], result)
+        parts = [] if self._warming else [out.logp_N.sum(), out.entropy_N.sum()]
+        return torch.stack(parts + [out.values_DV.sum()] * (self.critic is not None)).sum() * 0.0
+
+    def _forward(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]],
+                 result: UpdateResult) -> tuple[torch.Tensor | None, Evaluated]:
+        """Log-probs of the reference, where there is a KL term, and what the policy and its critic say."""
+        reference_N, warming = None, self._warming
+        if self.settings.kl_coef > 0 and not warming:
+            began = time.perf_counter()
+            with torch.no_grad(), self.policy.reference() as reference:
+                reference_N = self._evaluate(reference, prompts, tokens).logp_N
+            result.logprobs_s += time.perf_counter() - began
+        out = self._evaluate(self.policy, prompts, tokens, detach_values=warming,
+                             entropy_gradient=self.entropy.coefficient > 0 and not warming)
+        result.packed_tokens += out.num_tokens
+        return reference_N, out
+
+    def _evaluate(self, policy: Any, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], **options: bool) -> Evaluated:
+        packed = 0
+
+        def forward() -> tuple[torch.Tensor, ...]:
+            nonlocal packed
+            out = policy.evaluate(prompts, tokens, self.config.rollout.temperature, **options)
+            packed = out.num_tokens
+            return out.logp_N, out.entropy_N, out.values_DV
+
+        logp_N, entropy_N, values_DV = self.engine.run(forward)
+        return Evaluated(logp_N, entropy_N, values_DV, packed)
+
+    def _with_proximal(self, samples: Sequence[TrainingSample], result: UpdateResult) -> list[TrainingSample]:
+        """The samples with the log-probs of the weights before the update, which later passes can no longer compute."""
+        began, known = time.perf_counter(), dict[int, tuple[float, ...]]()
+        plan = plan_of(samples, self.config.train.token_budget)
+        if self.engine.lockstep:
+            plan += [[]] * self._agree(plan, 0.0)[0]
+        with torch.no_grad():
+            for turns in plan:
+                idle_prompt, idle_tokens = self.policy.idle_turn()
+                out = self._evaluate(self.policy, [t.prompt for t in turns] or [idle_prompt],
+                                     [t.tokens for t in turns] or [idle_tokens])
+                for turn, piece in zip(turns, out.logp_N.split([len(t.tokens) for t in turns]) if turns else (), strict=True):
+                    known[id(turn)] = tuple(piece.tolist())
+        result.logprobs_s += time.perf_counter() - began
+        return [replace(s, turns=tuple(replace(t, proximal_N=known[id(t)]) for t in s.turns)) for s in samples]
+
+    def _observe(self, turns: Sequence[TrainingTurn], columns: _Columns, out: Evaluated, result: UpdateResult, fresh: bool) -> None:
+        """Entropy and, while the weights are still the rollout's, the sampler-trainer gap of each source, over the tokens that the
+        policy wrote; sums in float64."""
+        gap_N, entropy_N = (out.logp_N.detach() - columns.behaviour_N).abs().double(), out.entropy_N.detach().double()
+        own_N = columns.mask_N & ~columns.offline_N
+        names = sorted({t.source for t in turns})
+        source_N = columns.per_turn([names.index(t.source) for t in turns])
+        for number, name in enumerate(names):
+            entry, here_N = result.sources[name], own_N & (source_N == number)
+            entry.entropy += float(entropy_N[here_N].sum())
+            entry.entropy_tokens += float(here_N.sum())
+            now_N = here_N & ~columns.stale_N  # only there are sampler and trainer the same weights
+            if fresh and now_N.any():
+                gap_M = gap_N[now_N]
+                entry.gap_sum += float(gap_M.sum())
+                entry.gap_max = max(entry.gap_max, float(gap_M.max()))
+                entry.gap_tokens += gap_M.numel()
+
+    def _reduce(self, result: UpdateResult) -> UpdateResult:
+        """With the sums of all processes, added in the same order in each."""
+        if self.world.size == 1:
+            return result
+        whole = replace(result, sources=defaultdict(SourceStats), value_stats=ValueStats(), turns=0, packed_tokens=0.0, wait_s=0.0)
+        for part in self.world.gather([replace(result, sources=dict(result.sources))]):
+            whole.merge(part)
+        return whole
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What the tokens of a micro-batch bring along, all (N,); `turn_N` numbers their turns."""
+
+    device: torch.device
+    sizes: torch.Tensor
+    turn_N: torch.Tensor
+    mask_N: torch.Tensor
+    in_loss_N: torch.Tensor
+    offline_N: torch.Tensor
+    stale_N: torch.Tensor
+    scale_N: torch.Tensor
+    advantage_N: torch.Tensor
+    behaviour_N: torch.Tensor
+
+    @classmethod
+    def of(cls, turns: Sequence[TrainingTurn], device: torch.device) -> _Columns:
+        sizes = torch.tensor([len(t.tokens) for t in turns], device=device)
+
+        def spread(values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=device).repeat_interleave(sizes)
+
+        def column(values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+            return torch.as_tensor(np.concatenate([np.asarray(v) for v in values]), dtype=dtype, device=device)
+
+        mask_N = column([t.mask_N for t in turns], torch.bool)
+        return cls(device, sizes, spread(range(len(turns)), torch.long), mask_N,
+                   mask_N & spread([t.in_loss for t in turns], torch.bool), spread([t.offline for t in turns], torch.bool),
+                   spread([t.stale for t in turns], torch.bool), spread([t.scale for t in turns], torch.float32),
+                   column([t.advantage_N for t in turns], torch.float32), column([t.logps for t in turns], torch.float32))
+
+    def per_turn(self, values: Sequence[int]) -> torch.Tensor:
+        """A number of each turn, for its tokens."""
+        return torch.tensor(values, device=self.device).repeat_interleave(self.sizes)
+
+    def floats(self, values: Sequence[Sequence[float]]) -> torch.Tensor:
+        """Numbers of the tokens of each turn."""
+        return torch.as_tensor(np.concatenate([np.asarray(v, np.float32) for v in values]), device=self.device)

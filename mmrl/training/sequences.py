@@ -1,0 +1,115 @@
+"""Closed groups as the loss takes them: every turn with its prompt, its tokens, and what each token weighs.
+
+    group -> advantages of its rollouts -> TrainingSample (a rollout) -> TrainingTurn -> micro-batches within the token budget
+
+Turns that follow each other and have one prompt (the answers to a question) are packed behind one copy of it and never
+separated; every other turn (a robot's decision) has a place of its own.
+
+Legend: N tokens of a turn, V values and advantages of it: 1, or one per action step.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mmrl.algorithms import LengthNorm, length_weights
+from mmrl.errors import ConfigError
+from mmrl.policy.encode import Prompt
+from mmrl.policy.pack import within_budget
+
+__all__ = ["Place", "RolloutTargets", "TrainingSample", "TrainingTurn", "bundles", "plan_of", "token_weight"]
+
+Place = tuple[tuple[int, int, int], int]
+"""Key of a group, number of the rollout in it."""
+Bundle = list["TrainingTurn"]
+
+
+@dataclass(frozen=True)
+class RolloutTargets:
+    """What a rollout is to learn: for each of its turns V advantages and, with a critic, V old values and V value targets."""
+
+    advantages: Sequence[Sequence[float]]
+    values: Sequence[Sequence[float]] = ()
+    returns: Sequence[Sequence[float]] = ()
+
+    @classmethod
+    def of_outcome(cls, advantage: float, turns: int) -> RolloutTargets:
+        """One advantage for all turns: that of the rollout's reward."""
+        return cls([(advantage,)] * turns)
+
+
+@dataclass(frozen=True)
+class TrainingTurn:
+    """A turn ready for the loss.
+
+    `mask_N` marks the tokens that had an effect (of a chunk of actions, those executed at least in part). With `in_loss` they are
+    trained on, each with its entry of `advantage_N`, times `scale`. `stale`: written with older weights than those of now (async).
+    `offline`: somebody else wrote it. `proximal_N`: its log-probs before the update, where that has several passes.
+    `fingerprint`: of the input that the rollout saw, where training encodes it anew; '' where the prompt is that of the rollout.
+    """
+
+    prompt: Prompt
+    tokens: tuple[int, ...]
+    logps: tuple[float, ...]
+    mask_N: np.ndarray
+    advantage_N: np.ndarray
+    scale: float
+    source: str
+    sample: str
+    in_loss: bool = True
+    fingerprint: str = ""
+    offline: bool = False
+    stale: bool = False
+    values_V: tuple[float, ...] = ()
+    returns_V: tuple[float, ...] = ()
+    proximal_N: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """The turns of a rollout, and its share of the denominator."""
+
+    place: Place
+    turns: tuple[TrainingTurn, ...]
+    denominator: float
+
+
+def token_weight(tokens: int, aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"],
+                 max_length: int | None = None) -> tuple[float, float]:
+    """(weight of each token, share of the denominator) of a rollout with so many tokens in the loss, over all of its turns.
+
+    token_mean: 1, its tokens (DAPO). sequence_mean: 1 / tokens, 1 (GRPO; every rollout weighs the same). dr_grpo: 1, the constant
+    `max_length` (Dr.GRPO). A rollout without a token in the loss counts nowhere.
+    """
+    if aggregate == "dr_grpo":
+        if not max_length:
+            raise ConfigError("aggregate dr_grpo divides by a constant length: expected the most tokens of a rollout, found none")
+        return 1.0, float(max_length) if tokens else 0.0
+    modes: dict[str, LengthNorm] = {"token_mean": "token_mean", "sequence_mean": "trajectory_mean"}
+    norm = length_weights([tokens], modes[aggregate])
+    return float(norm.weights_B[0]), norm.denominator
+
+
+def bundles(samples: Iterable[TrainingSample]) -> list[Bundle]:
+    """Turns of a group that follow each other and have one prompt, together."""
+    found: list[Bundle] = []
+    last = None
+    for sample in samples:
+        for turn in sample.turns:
+            mark = (sample.place[0], id(turn.prompt))  # of two groups of one sample each is a bundle of its own
+            if mark == last:
+                found[-1].append(turn)
+            else:
+                found.append([turn])
+            last = mark
+    return found
+
+
+def plan_of(samples: Iterable[TrainingSample], token_budget: int) -> list[list[TrainingTurn]]:
+    """The turns of each micro-batch, in order, which are within the token budget (one bundle at least)."""
+    packed = bundles(samples)
+    lengths = [b[0].prompt.length + sum(len(t.tokens) for t in b) for b in packed]
+    return [[t for number in part for t in packed[number]] for part in within_budget(lengths, token_budget)]
