@@ -146,6 +146,7 @@ class Credit:
         elif a.advantage == "grpo" and a.advantage_scale in ("std", "none"):
             found = [group_advantages(v.rewards, a.advantage_scale).tolist() for v in views]
         else:
+            assert a.advantage != "gae", "a critic's advantages are mmrl.training.critic's"
             found = [centred(v.rewards, a.advantage, v.lengths) for v in views]
             if a.advantage_scale == "batch":
                 found = whiten(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrl.config import EntropyConfig, RunConfig
+from mmrl.config import CriticConfig, EntropyConfig, RunConfig
 from mmrl.errors import ConfigError
 from mmrl.optim import learning_rate
 
@@ -24,7 +24,8 @@ _MAY_CHANGE = ("name", "dir", "threads", "eval", "alarms", "reward.workers", "re
 
 _LENGTH = "train.steps"
 _BEFORE = {"algorithm.filter.key": "reward", "data.image.orientation": "displayed",
-           **{f"algorithm.entropy.{name}": value for name, value in EntropyConfig().model_dump(mode="json").items()}}
+           **{f"algorithm.{section}.{name}": value for section, kind in (("entropy", EntropyConfig), ("critic", CriticConfig))
+              for name, value in kind().model_dump(mode="json").items()}}
 """What held in runs on prompts whose checkpoint is older than the key; null where nothing is said."""
 _RENAMED = {("algorithm.advantage_scale", "ema"): "ema_within", ("algorithm.difficulty", "dgrpo"): "softmax"}
 """What checkpoints as old as that called otherwise."""

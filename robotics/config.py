@@ -193,8 +193,8 @@ class ScheduleConfig(_ScheduleConfig):
         return self
 
 
-_UNUSED = {"algorithm": ("advantage", "aggregate", "importance", "aggregation", "contrast", "difficulty", "entropy", "filter",
-                         "offline", "overlong", "carry_share"),
+_UNUSED = {"algorithm": ("advantage", "critic", "aggregate", "importance", "aggregation", "contrast", "difficulty", "entropy",
+                         "filter", "offline", "overlong", "carry_share"),
            "engine": ("rollout", "vllm"), "rollout": ("top_p", "top_k", "max_new_tokens"),
            "data": ("train", "eval", "selection", "curriculum"),
            "reward": ("shuffle",), "eval": ("views",), "train": ("forward",)}
@@ -254,6 +254,9 @@ class EmbodiedConfig(RunConfig):
             raise ValueError("rl.kind ppo needs a critic: set vla.value_head: true")
         self._check_kind()
         return self
+
+    def _check_critic_of_kind(self) -> None:
+        """See RunConfig: the rl section has it."""
 
     def _check_kind(self) -> None:
         """Refuse what was set and means nothing to rl.kind, rather than ignore it."""

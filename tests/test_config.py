@@ -166,6 +166,19 @@ def test_rules_of_the_loss_are_kept_on_load(small: Path, override: str, words: s
         load_config(small, [override])
 
 
+def test_a_critic_is_of_advantage_gae_and_prompts_have_none_yet(small: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.critic\.gamma, warmup: only advantage gae has a critic, found rloo"):
+        load_config(small, ["algorithm.advantage=rloo", "algorithm.advantage_scale=none",
+                            "algorithm.critic={gamma: 0.9, warmup: 1}"])
+    assert load_config(small, ["algorithm.critic.level=turn"]).algorithm.critic.level == "turn", "at its default it says nothing"
+    with pytest.raises(ConfigError, match="gae needs a critic, which so far only policies that act have"):
+        load_config(small, ["algorithm.advantage=gae", "algorithm.critic.level=token"])
+    with pytest.raises(ConfigError, match=r"gae is defined with algorithm\.advantage_scale batch, found std"):
+        load_config(small, ["algorithm.advantage=gae", "algorithm.advantage_scale=std"])
+    with pytest.raises(ConfigError, match="dynamic_sampling true replaces groups whose rewards are equal"):
+        load_config(small, ["algorithm.advantage=gae", "algorithm.dynamic_sampling=true"])
+
+
 def test_threads_default_to_one_on_a_cpu_and_to_torchs_choice_on_a_gpu(small: Path) -> None:
     def threads(*overrides: str) -> int | None:
         return effective_threads(load_config(small, list(overrides)))

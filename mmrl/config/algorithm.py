@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from mmrl.config.section import Section
 
 __all__ = [
-    "ADVANTAGE_SCALES", "GSPO", "AlgorithmConfig", "ContrastConfig", "EMAConfig", "EntropyConfig", "FilterConfig", "KLConfig",
-    "OfflineConfig",
+    "ADVANTAGE_SCALES", "GAE", "GSPO", "AlgorithmConfig", "ContrastConfig", "CriticConfig", "EMAConfig", "EntropyConfig",
+    "FilterConfig", "KLConfig", "OfflineConfig",
 ]
 
 ADVANTAGE_SCALES = {
@@ -17,11 +17,15 @@ ADVANTAGE_SCALES = {
     "rloo": ("none", "batch"),
     "opo": ("none", "batch"),
     "pass_k": ("std",),
+    "gae": ("batch",),
 }
 """Which advantage_scale each estimator is defined with."""
 
 GSPO = {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence_mean"}
 """Defaults of algorithm.importance sequence."""
+
+GAE = {"advantage_scale": "batch", "dynamic_sampling": False}
+"""Defaults of algorithm.advantage gae: advantages are normalised over the step, and a group teaches whatever its rewards."""
 
 
 class _Section(Section, BaseModel):
@@ -154,12 +158,43 @@ class OfflineConfig(_Section):
     """Share of train.steps after which none are added."""
 
 
+class CriticConfig(_Section):
+    """PPO's critic, with algorithm.advantage gae: a value head judges what the policy writes, and generalised advantage estimation
+    (mmrl/algorithms/gae.py) makes advantages of its values; its loss is added to the policy's (mmrl/algorithms/ppo.py)."""
+
+    level: Literal["turn", "action", "token"] = "turn"
+    """What has a value and an advantage of its own: each turn (an answer, a robot's decision; RLinf's chunk level), each executed
+    action step of a robot's decision, or each token of an answer."""
+    gamma: float = Field(0.99, gt=0, le=1)
+    """Discount per turn, action step or token, as level says."""
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """Lambda of generalised advantage estimation: 1 gives returns minus values, 0 one-step errors."""
+    value_coef: float = Field(0.5, ge=0)
+    """Weight of the value loss beside the policy's."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """A value's change from the old one is clipped to this; null: not clipped."""
+    huber_delta: float = Field(10.0, gt=0)
+    """Where the value loss turns from quadratic to linear."""
+    lr: float | None = Field(None, gt=0)
+    """Learning rate of the critic; null: optim.lr."""
+    warmup: int = Field(0, ge=0)
+    """Training steps (not optimizer steps) at the start in which only the critic learns."""
+    bootstrap: Literal["standard", "always", "never"] = "standard"
+    """The value of what comes after the last turn is added where the rollout was cut off (standard), at every end, or never."""
+
+    def changed(self) -> list[str]:
+        """The keys that are not at their defaults."""
+        return [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+
+
 class AlgorithmConfig(_Section):
     """GRPO and its published variants; formulas in mmrl/algorithms."""
 
-    advantage: Literal["grpo", "rloo", "opo", "pass_k"] = "grpo"
+    advantage: Literal["grpo", "rloo", "opo", "pass_k", "gae"] = "grpo"
     """Baseline of the advantage: the group's mean reward (grpo), the mean of the other completions (rloo), the mean weighted by
-    length (opo), or pass@k over the group (pass_k). rloo and opo need advantage_scale none or batch."""
+    length (opo), pass@k over the group (pass_k), or what a critic expected (gae: PPO, see critic). rloo and opo need
+    advantage_scale none or batch; gae has batch, and dynamic_sampling false."""
+    critic: CriticConfig = CriticConfig()
     advantage_scale: Literal["std", "none", "batch", "batch_rewards", "ema", "ema_within"] = "std"
     """What advantages are divided by. std: the standard deviation of the group's rewards; none: nothing (Dr.GRPO); batch: the std
     of the step's advantages, rewards minus their baseline (REINFORCE++ baseline); batch_rewards: that of the step's rewards, the
@@ -212,9 +247,15 @@ class AlgorithmConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_gspo(cls, data: Any) -> Any:
-        """A sequence's ratio is the geometric mean of its tokens' and hardly leaves 1: the ranges of tokens would never bind."""
-        return {**GSPO, **data} if isinstance(data, dict) and data.get("importance") == "sequence" else data
+    def _defaults_of_methods(cls, data: Any) -> Any:
+        """Those of GSPO and GAE, unless they are given.
+
+        A sequence's ratio is the geometric mean of its tokens' and hardly leaves 1: the ranges of tokens would never bind.
+        """
+        if not isinstance(data, dict):
+            return data
+        sequence, critic = data.get("importance") == "sequence", data.get("advantage") == "gae"
+        return {**(GSPO if sequence else {}), **(GAE if critic else {}), **data}
 
     @field_validator("difficulty", mode="before")
     @classmethod

@@ -53,6 +53,7 @@ class RunConfig(_Section):
             raise ValueError("rollout.group_size must be at least 2: a group of one has nothing to be compared with, so its "
                              "advantage is 0 and it never has signal")
         self._check_advantages()
+        self._check_critic()
         self._check_offline()
         if a.minibatches > self.train.prompts_per_step:
             raise ValueError(f"algorithm.minibatches ({a.minibatches}) cannot exceed train.prompts_per_step "
@@ -80,6 +81,23 @@ class RunConfig(_Section):
         if (a.filter.low is not None or a.filter.high is not None) and not a.dynamic_sampling:
             raise ValueError("algorithm.filter.low and high choose groups: they need algorithm.dynamic_sampling true (with "
                              "max_rounds: 1 groups are left out and not replaced)")
+
+    def _check_critic(self) -> None:
+        a = self.algorithm
+        if (changed := a.critic.changed()) and a.advantage != "gae":
+            raise ValueError(f"algorithm.critic.{', '.join(changed)}: only advantage gae has a critic, found {a.advantage}, whose "
+                             "advantages come from the group; remove it, or set algorithm.advantage: gae")
+        if a.advantage == "gae" and a.dynamic_sampling:
+            raise ValueError("algorithm.dynamic_sampling true replaces groups whose rewards are equal, and with advantage gae "
+                             "those teach as well: a critic judges each turn by itself; remove it, or set it to false")
+        self._check_critic_of_kind()
+
+    def _check_critic_of_kind(self) -> None:
+        """What a run on prompts can do with a critic."""
+        a = self.algorithm
+        if a.advantage == "gae":
+            raise ValueError("algorithm.advantage gae needs a critic, which so far only policies that act have (runs with an env "
+                             "section); use grpo, rloo, opo or pass_k")
 
     def _check_offline(self) -> None:
         a, o = self.algorithm, self.algorithm.offline
