@@ -239,7 +239,7 @@ def test_ema_is_kept_per_task_or_source_and_logged() -> None:
     (["algorithm.advantage=rloo"], "advantage rloo is defined with algorithm.advantage_scale none or batch, found std"),
     (["algorithm.advantage=pass_k", "algorithm.advantage_scale=ema"], "pass_k is defined with .* std, found ema"),
     (["algorithm.aggregation=gdpo", "algorithm.advantage_scale=none"], "gdpo normalises by itself"),
-    (["algorithm.advantage=grop"], "'grpo', 'rloo', 'opo' or 'pass_k'"), (["algorithm.ema.decay=1"], "less than 1"),
+    (["algorithm.advantage=grop"], "'grpo', 'rloo', 'opo', 'pass_k' or 'gae'"), (["algorithm.ema.decay=1"], "less than 1"),
     (["algorithm.ema.beta=1"], "unknown key 'algorithm.ema.beta'"), (["algorithm.difficulty=hard"], "'univg_exp'"),
     (["data.selection=variance", "algorithm.dynamic_sampling=false"], "needs algorithm.dynamic_sampling true"),
     (["data.selection=varianc"], "'none', 'variance' or 'std'"),
