@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder", "Prompt", "fingerprint", "picture_options"]
 
+_ANSWER = "mmrl-was-here"  # stands for an answer where only what the chat template puts behind it is asked for
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -158,6 +160,34 @@ class Encoder:
         sample = Sample(name, "", "", "", None, images=("",) * kinds.count("image"), videos=("",) * kinds.count("video"))
         return self._tokens(sample, self._checked_text(sample, "messages", messages), visuals)
 
+    def extended(self, prompt: Prompt, written: Sequence[int], messages: list[dict[str, Any]], visuals: Sequence[Any] = (),
+                 name: str = "prompt") -> Prompt:
+        """The next turn's prompt: `prompt`, the tokens `written` after it, and the chat `messages` that answer them, whose media
+        items are `visuals` in their order.
+
+        The history is what the policy was shown and wrote, token by token: nothing of it is tokenised anew, nor does the chat
+        template see it (some leave out what was thought). What the template puts between two messages comes with the observation:
+        also the end of the policy's own message, where the length limit cut it. Rotary positions go on as in decoding.
+        Raises DataError (`name` in its text), and ConfigError for a template that cannot show an answer in the middle of a chat.
+        """
+        kinds = [v.kind for v in visuals]
+        sample = Sample(name, "", "", "", None, images=("",) * kinds.count("image"), videos=("",) * kinds.count("video"))
+        before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+        text = self._checked_text(sample, "messages", [*before, *messages])
+        if _ANSWER not in text:
+            raise ConfigError("expected a chat template that shows the assistant's answers in the middle of a chat, found one that "
+                              "drops them; conversations of several turns need another")
+        shown = self._tokens(sample, text[text.index(_ANSWER) + len(_ANSWER):], visuals)
+        ended = int(shown.ids_P[0] == written[-1])  # the policy wrote the end of its message itself
+        start = prompt.next_position + len(written)
+        pieces = [prompt.positions_3P, (prompt.next_position + torch.arange(len(written))).expand(3, -1),
+                  shown.positions_3P[:, ended:] + (start - ended)]
+        ids_P = torch.cat([prompt.ids_P, torch.tensor(list(written)), shown.ids_P[ended:]])
+        kinds_P = torch.cat([prompt.kinds_P, torch.zeros(len(written), dtype=torch.long), shown.kinds_P[ended:]])
+        self._check_length(sample, kinds_P)
+        positions_3P = torch.cat(pieces, 1)
+        return Prompt(ids_P, kinds_P, positions_3P, int(positions_3P.max()) + 1, (*prompt.visuals, *shown.visuals))
+
     def references(self, sample: Sample) -> tuple[Any, ...]:
         """References to the sample's clips and pictures, decoded and processed if nobody has done so yet. Raises MediaError."""
         overrides = sample.params.get("video")
@@ -218,10 +248,7 @@ class Encoder:
         kinds_1P = torch.zeros_like(ids_1P)
         for number, ids in ((1, self.processor.image_token_ids), (2, self.processor.video_token_ids)):
             kinds_1P[torch.isin(ids_1P, torch.tensor([i for i in ids if i is not None]))] = number
-        if ids_1P.shape[1] > self.max_prompt_tokens:
-            raise DataError(f"sample {sample.id}: expected at most {self.max_prompt_tokens} prompt tokens, found "
-                            f"{ids_1P.shape[1]} ({int((kinds_1P > 0).sum())} of them media); lower data.max_pixels (videos: "
-                            "data.video) or raise model.max_prompt_tokens")
+        self._check_length(sample, kinds_1P[0])
         rope: dict[str, torch.Tensor] = {}
         for kind in ("image", "video"):
             if grids := [v.grid_thw for v in visuals if v.kind == kind]:
@@ -233,6 +260,12 @@ class Encoder:
         positions, _ = self._rope_index(input_ids=ids_1P, mm_token_type_ids=kinds_1P, attention_mask=mask_1P, **rope)
         positions_3P = positions[-3:, 0]
         return Prompt(ids_1P[0], kinds_1P[0], positions_3P, int(positions_3P.max()) + 1, tuple(visuals))
+
+    def _check_length(self, sample: Sample, kinds_P: torch.Tensor) -> None:
+        if len(kinds_P) > self.max_prompt_tokens:
+            raise DataError(f"sample {sample.id}: expected at most {self.max_prompt_tokens} prompt tokens, found "
+                            f"{len(kinds_P)} ({int((kinds_P > 0).sum())} of them media); lower data.max_pixels (videos: "
+                            "data.video) or raise model.max_prompt_tokens")
 
     def _check_budget(self, sample: Sample, sizes: Sequence[ImageSize]) -> None:
         """A processor that ignores its budget, or a strip that whole patches cannot fit into it, must not pass unseen.

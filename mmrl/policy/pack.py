@@ -2,13 +2,24 @@
 
     [prompt 1][c11][c12]..[c1G][prompt 2][c21]..    one row, no padding; positions restart after each prompt
 
-`pack` makes the batch, `micro_batches` splits groups under a token budget, and both keep sequences in the given order.
-The usual padded batch of G * (prompt + completion) rows is `pack_padded`, kept for comparison and as a fallback.
+Where each turn's prompt grows out of the one before (prompt, what was written, an observation), its completion goes on behind
+itself: the history is computed once, and pictures of observations lie in the middle of it.
 
-Legend: M groups, B completions (sequences), N completion tokens, T packed tokens, P / C padded prompt / completion length.
+    [prompt 1][c11 observation c11' observation c11''][c12 observation c12']..
+
+Who attends to whom stays the same: a completion is one causal span that sees its prompt and itself. Only written tokens are
+targets; observations are context.
+
+`pack` makes the batch, `micro_batches` splits groups under a token budget, and both keep sequences in the given order.
+The usual padded batch of G * (prompt + completion) rows is `pack_padded`, kept for comparison and as a fallback: there each turn
+has a row of its own.
+
+Legend: M groups, B completions (each turn of one is a sequence), N completion tokens, T packed tokens, P / C padded prompt /
+completion length.
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,16 +30,61 @@ from mmrl.errors import ConfigError
 from mmrl.policy.attention_layout import PrefixLayout
 from mmrl.policy.encode import Prompt
 
-__all__ = ["Batch", "PackItem", "PrefixLayout", "idle_item", "micro_batches", "pack", "pack_padded", "packed_length",
-           "within_budget"]
+__all__ = ["Batch", "Later", "PackItem", "PrefixLayout", "extends", "idle_item", "micro_batches", "pack", "pack_padded",
+           "pack_turns", "packed_length", "within_budget"]
+
+Later = tuple[Prompt, tuple[int, ...]]
+"""A turn behind another of its rollout: its whole prompt, which extends the former turn, and the tokens written after it."""
 
 
 @dataclass(frozen=True)
 class PackItem:
-    """A prompt with the completions to place behind it (token ids, possibly empty lists are not allowed)."""
+    """A prompt with the completions to place behind it (token ids; empty ones are not allowed), and for each completion the turns
+    that follow it; `later` is empty where there are none."""
 
     prompt: Prompt
     completions: tuple[tuple[int, ...], ...]
+    later: tuple[tuple[Later, ...], ...] = ()
+
+    @property
+    def branches(self) -> list[list[Later]]:
+        """The turns of each completion, the first included."""
+        later = self.later or ((),) * len(self.completions)
+        return [[(self.prompt, c), *after] for c, after in zip(self.completions, later, strict=True)]
+
+
+def extends(prompt: Prompt, earlier: Prompt, written: Sequence[int]) -> bool:
+    """Whether `prompt` is `earlier`, the tokens `written` after it, and something more: ids, rotary positions and visuals alike.
+
+    A history that somebody tokenised anew need not consist of the tokens that were written ("12" is two tokens or one); then the
+    answer is no, and the turn is encoded as what it says.
+    """
+    start, end = earlier.length, earlier.length + len(written)
+    seen = len(earlier.visuals)
+    if prompt.length < end or int(prompt.kinds_P[start:end].any()):
+        return False
+    positions_3 = (earlier.next_position + torch.arange(len(written))).expand(3, -1)
+    return (torch.equal(prompt.ids_P[:start], earlier.ids_P) and prompt.ids_P[start:end].tolist() == list(written)
+            and torch.equal(prompt.kinds_P[:start], earlier.kinds_P)
+            and torch.equal(prompt.positions_3P[:, :start], earlier.positions_3P)
+            and torch.equal(prompt.positions_3P[:, start:end], positions_3)
+            and [v.identity for v in prompt.visuals[:seen]] == [v.identity for v in earlier.visuals])
+
+
+def pack_turns(prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]) -> list[PackItem]:
+    """Turns as items, in their order: `tokens` written after `prompts`.
+
+    A turn goes behind the one before it where its prompt extends that, and beside it where both have one prompt (the same object).
+    """
+    found: list[tuple[Prompt, list[list[Later]]]] = []
+    for number, turn in enumerate(zip(prompts, tokens, strict=True)):
+        if number and turn[0] is found[-1][0]:
+            found[-1][1].append([turn])
+        elif number and extends(turn[0], prompts[number - 1], tokens[number - 1]):
+            found[-1][1][-1].append(turn)
+        else:
+            found.append((turn[0], [[turn]]))
+    return [PackItem(root, tuple(b[0][1] for b in branches), tuple(tuple(b[1:]) for b in branches)) for root, branches in found]
 
 
 def idle_item(token: int) -> PackItem:
@@ -74,8 +130,8 @@ class Batch:
 
 
 def packed_length(item: PackItem) -> int:
-    """Tokens of one group in a packed row: P + sum of completion lengths."""
-    return item.prompt.length + sum(len(c) for c in item.completions)
+    """Tokens of one group in a packed row: P + sum of completion lengths, with what lies between and after their turns."""
+    return item.prompt.length + sum(b[-1][0].length + len(b[-1][1]) - item.prompt.length for b in item.branches)
 
 
 def micro_batches(items: Sequence[PackItem], token_budget: int) -> Iterator[list[int]]:
@@ -101,45 +157,75 @@ def within_budget(lengths: Sequence[int], token_budget: int) -> Iterator[list[in
 
 def _check(items: Sequence[PackItem]) -> None:
     for item in items:
-        assert item.completions and all(item.completions), "a group must hold completions of at least one token"
+        assert item.completions and all(tokens for branch in item.branches for _, tokens in branch), (
+            "a group must hold completions of at least one token")
+
+
+class _Row:
+    """The packed row while it is laid out, and which of its tokens are targets."""
+
+    def __init__(self) -> None:
+        self.ids: list[torch.Tensor] = []
+        self.kinds: list[torch.Tensor] = []
+        self.positions: list[torch.Tensor] = []
+        self.visuals: list[Any] = []
+        self.source: list[torch.Tensor] = []
+        self.target: list[torch.Tensor] = []
+        self.sequence: list[torch.Tensor] = []
+        self.place: list[torch.Tensor] = []
+        self.cursor = self.number = 0
+
+    def show(self, prompt: Prompt, begin: int = 0, visuals: int = 0) -> None:
+        """What the policy is shown: `prompt` from a token and a visual on."""
+        self.ids.append(prompt.ids_P[begin:])
+        self.kinds.append(prompt.kinds_P[begin:])
+        self.positions.append(prompt.positions_3P[:, begin:])
+        self.visuals += prompt.visuals[visuals:]
+        self.cursor += prompt.length - begin
+
+    def write(self, prompt: Prompt, written: Sequence[int], last: int) -> None:
+        """A turn's tokens, the first of which is predicted at place `last`."""
+        tokens, length = torch.tensor(written, dtype=torch.long), len(written)
+        self.ids.append(tokens)
+        self.kinds.append(torch.zeros_like(tokens))
+        self.positions.append((prompt.next_position + torch.arange(length)).expand(3, length))
+        where = torch.arange(self.cursor - 1, self.cursor + length - 1)
+        where[0] = last
+        self.source.append(where)
+        self.place.append(torch.arange(self.cursor, self.cursor + length))
+        self.target.append(tokens)
+        self.sequence.append(torch.full((length,), self.number))
+        self.cursor, self.number = self.cursor + length, self.number + 1
 
 
 def pack(items: Sequence[PackItem], *, causal: bool = True) -> Batch:
-    """The shared-prefix batch of `items`; sequences are numbered group after group, completion after completion.
+    """The shared-prefix batch of `items`; sequences are numbered group after group, completion after completion, turn after turn.
 
-    Without `causal`, every token of a completion also attends to the later ones (parallel decoding of action chunks).
+    Without `causal`, every token of a completion also attends to the later ones (parallel decoding of action chunks); completions
+    with later turns are causal. Raises ConfigError.
     """
     _check(items)
-    ids, kinds, positions, source, target, sequence, place = [], [], [], [], [], [], []
+    row = _Row()
     prompt_spans, completion_spans, owners = [], [], []
-    cursor, number = 0, 0
     for m, item in enumerate(items):
-        prompt = item.prompt
-        ids.append(prompt.ids_P)
-        kinds.append(prompt.kinds_P)
-        positions.append(prompt.positions_3P)
-        prompt_spans.append((cursor, prompt.length))
-        last_prompt = cursor + prompt.length - 1
-        cursor += prompt.length
-        for completion in item.completions:
-            tokens = torch.tensor(completion, dtype=torch.long)
-            length = len(completion)
-            ids.append(tokens)
-            kinds.append(torch.zeros_like(tokens))
-            positions.append((prompt.next_position + torch.arange(length)).expand(3, length))
-            completion_spans.append((cursor, length))
+        if item.later and any(item.later) and not causal:
+            raise ConfigError("expected turns that stand alone for parallel decoding, whose tokens see the later ones too, found "
+                              "prompts that grow turn by turn; decode autoregressively")
+        prompt_spans.append((row.cursor, item.prompt.length))
+        row.show(item.prompt)
+        last_prompt = row.cursor - 1
+        for branch in item.branches:
+            begin = row.cursor
+            row.write(*branch[0], last_prompt)
+            for (earlier, written), (prompt, tokens) in itertools.pairwise(branch):
+                row.show(prompt, earlier.length + len(written), len(earlier.visuals))
+                row.write(prompt, tokens, row.cursor - 1)
+            completion_spans.append((begin, row.cursor - begin))
             owners.append(m)
-            where = torch.arange(cursor - 1, cursor + length - 1)
-            where[0] = last_prompt
-            source.append(where)
-            place.append(torch.arange(cursor, cursor + length))
-            target.append(tokens)
-            sequence.append(torch.full((length,), number))
-            cursor, number = cursor + length, number + 1
     prints = tuple(i.prompt.fingerprint for i in items)
-    return Batch(torch.cat(ids)[None], torch.cat(kinds)[None], torch.cat(positions, 1)[:, None],
-                 tuple(v for i in items for v in i.prompt.visuals), torch.cat(source), torch.cat(target), torch.cat(sequence),
-                 number, torch.cat(place), _layout(prompt_spans, completion_spans, owners, causal), None, prints)
+    return Batch(torch.cat(row.ids)[None], torch.cat(row.kinds)[None], torch.cat(row.positions, 1)[:, None], tuple(row.visuals),
+                 torch.cat(row.source), torch.cat(row.target), torch.cat(row.sequence), row.number, torch.cat(row.place),
+                 _layout(prompt_spans, completion_spans, owners, causal), None, prints)
 
 
 def _layout(prompt_spans: Sequence[tuple[int, int]], completion_spans: Sequence[tuple[int, int]],
@@ -149,9 +235,9 @@ def _layout(prompt_spans: Sequence[tuple[int, int]], completion_spans: Sequence[
 
 
 def pack_padded(items: Sequence[PackItem]) -> Batch:
-    """The usual batch: each completion in a row of its own behind a copy of the prompt and its pixels, right-padded."""
+    """The usual batch: each completion (each turn) in a row of its own behind a copy of the prompt and its pixels, right-padded."""
     _check(items)
-    rows = [(item.prompt, c) for item in items for c in item.completions]
+    rows = [turn for item in items for branch in item.branches for turn in branch]
     width = max(p.length + len(c) for p, c in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     kinds, mask = torch.zeros_like(ids), torch.zeros_like(ids)

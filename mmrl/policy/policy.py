@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder, Prompt
-from mmrl.policy.pack import Batch, PackItem, idle_item, pack, pack_padded
+from mmrl.policy.pack import Batch, idle_item, pack, pack_padded, pack_turns
 from mmrl.policy.vision import FrozenTower, joint_media_inputs, media_inputs
 from mmrl.task import Template
 from mmrl.types import Turn
@@ -212,14 +212,9 @@ class Policy:
     def evaluate(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], temperature: float = 1.0, *,
                  entropy_gradient: bool = False, detach_values: bool = False) -> Evaluated:
         """Log-probs and entropies of turns: `tokens` written after `prompts`. Turns that follow each other with one prompt (the
-        same object) are packed behind one copy of it, or, with `shared_prefix` false, each behind its own."""
-        items: list[PackItem] = []
-        for number, (prompt, written) in enumerate(zip(prompts, tokens, strict=True)):
-            if number and prompt is prompts[number - 1]:
-                items[-1] = PackItem(prompt, (*items[-1].completions, written))
-            else:
-                items.append(PackItem(prompt, (written,)))
-        batch = (pack if self.shared_prefix else pack_padded)(items)
+        same object) are packed behind one copy of it, a turn whose prompt extends the one before (`pack_turns`) behind that; with
+        `shared_prefix` false each has a prompt of its own."""
+        batch = (pack if self.shared_prefix else pack_padded)(pack_turns(prompts, tokens))
         found = self.logp(batch, temperature, entropy_gradient=entropy_gradient)
         return Evaluated(found.logp_N, found.entropy_N, found.logp_N.new_zeros(len(prompts), 1), batch.num_tokens)
 

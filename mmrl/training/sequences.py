@@ -3,7 +3,8 @@
     group -> advantages of its rollouts -> TrainingSample (a rollout) -> TrainingTurn -> micro-batches within the token budget
 
 Turns that follow each other and have one prompt (the answers to a question) are packed behind one copy of it and never
-separated; every other turn (a robot's decision) has a place of its own.
+separated, and so is a turn whose prompt extends the turn before (a chat that grows); every other turn (a robot's decision) has a
+place of its own.
 
 Legend: N tokens of a turn, V values and advantages of it: 1, or one per action step.
 """
@@ -18,7 +19,7 @@ import numpy as np
 from mmrl.algorithms import LengthNorm, length_weights
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
-from mmrl.policy.pack import within_budget
+from mmrl.policy.pack import extends, pack_turns, packed_length, within_budget
 
 __all__ = ["Place", "RolloutTargets", "TrainingSample", "TrainingTurn", "bundles", "plan_of", "token_weight"]
 
@@ -94,22 +95,22 @@ def token_weight(tokens: int, aggregate: Literal["token_mean", "sequence_mean", 
 
 
 def bundles(samples: Iterable[TrainingSample]) -> list[Bundle]:
-    """Turns of a group that follow each other and have one prompt, together."""
+    """Turns of a group that follow each other and have one prompt, or a prompt that extends the turn before, together."""
     found: list[Bundle] = []
-    last = None
+    group: tuple[int, int, int] | None = None
     for sample in samples:
         for turn in sample.turns:
-            mark = (sample.place[0], id(turn.prompt))  # of two groups of one sample each is a bundle of its own
-            if mark == last:
-                found[-1].append(turn)
+            known = found[-1] if found and sample.place[0] == group else []  # groups of one sample are bundles of their own
+            if known and (turn.prompt is known[0].prompt or extends(turn.prompt, known[-1].prompt, known[-1].tokens)):
+                known.append(turn)
             else:
                 found.append([turn])
-            last = mark
+            group = sample.place[0]
     return found
 
 
 def plan_of(samples: Iterable[TrainingSample], token_budget: int) -> list[list[TrainingTurn]]:
     """The turns of each micro-batch, in order, which are within the token budget (one bundle at least)."""
     packed = bundles(samples)
-    lengths = [b[0].prompt.length + sum(len(t.tokens) for t in b) for b in packed]
+    lengths = [sum(map(packed_length, pack_turns([t.prompt for t in b], [t.tokens for t in b]))) for b in packed]
     return [[t for number in part for t in packed[number]] for part in within_budget(lengths, token_budget)]
