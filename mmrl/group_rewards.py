@@ -51,7 +51,7 @@ def _shuffled(values: Sequence[T], group: RolloutGroup, config: RunConfig) -> li
 def contrast_settings(config: RunConfig) -> ContrastSettings:
     """The algorithm.contrast section as the rule wants it."""
     a, c = config.algorithm, config.algorithm.contrast
-    pooled = a.aggregation == "plain" and a.advantage_scale in ("ema", "batch_rewards")
+    pooled = a.advantage == "gae" or (a.aggregation == "plain" and a.advantage_scale in ("ema", "batch_rewards"))
     return ContrastSettings(c.factor, c.threshold, c.bonus, c.skip, pooled)
 
 
@@ -168,13 +168,15 @@ def group_outcome(group: RolloutGroup, config: RunConfig, task: Task) -> GroupOu
     filter_groups.metric > 0) and their mean must lie between the bounds, both exclusive (EasyR1: filter_low < mean <
     filter_high). So answers that are equally right and differ only in their form are not trained on under key accuracy; under
     key reward they are. Beyond the peers, what is trained on must differ as well: the whole reward, or with GDPO a weighted
-    part of it; else only the length penalty or the contrast bonus would be learned.
+    part of it; else only the length penalty or the contrast bonus would be learned. With advantage gae every group teaches: a
+    critic judges each answer by itself.
     """
     if group.error is not None:
         return GroupOutcome(group.key, None)
     task, good_G = task.member(group.sample.task), usable(group)
     low, high = task.value_range
-    if sum(good_G) < 2:
+    critic = config.algorithm.advantage == "gae"
+    if sum(good_G) < (1 if critic else 2):
         return GroupOutcome(group.key, None, low, high)
     scores = [score_of(t) for t, good in zip(group.rollouts, good_G, strict=True) if good]
     rewards, f = [s.value for s in scores], config.algorithm.filter
@@ -190,4 +192,4 @@ def group_outcome(group: RolloutGroup, config: RunConfig, task: Task) -> GroupOu
         signal = signal and has_signal(values)
     mean = math.fsum(values) / len(values)
     within = (f.low is None or f.low < mean) and (f.high is None or mean < f.high)
-    return GroupOutcome(group.key, rewards, low, high, values, top, signal and within)
+    return GroupOutcome(group.key, rewards, low, high, values, top, critic or (signal and within))

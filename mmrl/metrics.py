@@ -203,7 +203,8 @@ def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: Up
             mine = [r for r in told if r["source"] == source]
             row.update({f"train/{source}/{k}": v for k, v in _offline(by_source[source], mine, update.sources[source]).items()})
     row.update({"train/loss": total.stats.policy_loss / update.denominator if update.denominator else None,
-                "train/grad_norm": _mean(update.grad_norms), "train/lr": update.lr, **update.credit, **tally.notes})
+                "train/grad_norm": _mean(update.grad_norms), "train/lr": update.lr, **update.credit, **update.critic,
+                **tally.notes})
     if tally.report is not None:
         row.update({f"train/groups/{name}": count for name, count in tally.report.counts.items()})
         row["train/groups/unfilled"], row["train/groups/waiting"] = tally.report.unfilled, tally.report.queue

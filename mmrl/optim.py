@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from mmrl.algorithms import gradient_scale
 from mmrl.config import OptimConfig
 from mmrl.errors import NonFiniteError
 
-__all__ = ["build_optimizer", "learning_rate", "reduce_and_scale", "set_learning_rate", "take_step"]
+__all__ = ["build_optimizer", "build_policy_optimizer", "learning_rate", "reduce_and_scale", "set_learning_rate", "take_step"]
 
 
 def build_optimizer(parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
@@ -19,6 +20,19 @@ def build_optimizer(parameters: Sequence[tuple[str, torch.nn.Parameter]], config
     plain = [p for _, p in parameters if p.ndim <= 1]
     groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def build_policy_optimizer(policy: Any, config: OptimConfig, head_lr: float | None = None) -> torch.optim.AdamW:
+    """That of what `policy` trains (mmrl.engines.base.Trained). Where `head_lr` is given its heads (a critic's) learn at that rate,
+    which follows the schedule of the others, and are not decayed."""
+    optimizer = build_optimizer(policy.trainable(), config)
+    mine = {id(p) for head in policy.heads.values() for p in head.parameters()}
+    if mine and head_lr is not None:
+        moved = [p for g in optimizer.param_groups for p in g["params"] if id(p) in mine]
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in mine]
+        optimizer.add_param_group({"params": moved, "weight_decay": 0.0, "lr_scale": head_lr / config.lr})
+    return optimizer
 
 
 def learning_rate(config: OptimConfig, update: int, total_updates: int) -> float:

@@ -23,7 +23,6 @@ from mmrl.alarms import Alarm, AlarmBoard
 from mmrl.checkpoint import Checkpoints
 from mmrl.cluster.run import check_prompt_workers, cluster_metrics, prompt_demands, run_cluster, run_rollouts, run_scorer
 from mmrl.config import RunConfig, effective_threads
-from mmrl.credit import Credit
 from mmrl.data import load_sources, note_lines, prompt_stream, write_rejected, write_skipped
 from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine, train_engine_name
 from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError, WeightSyncError
@@ -35,7 +34,7 @@ from mmrl.media_record import MediaRecord, restore_media
 from mmrl.metrics import completion_records, step_metrics
 from mmrl.operations.beside import holding, operating, stop_if_asked
 from mmrl.operations.restart import find_start, resumes, sound_best
-from mmrl.optim import build_optimizer
+from mmrl.optim import build_policy_optimizer
 from mmrl.pipeline import GroupSource, IteratorSource, Outcome, Pipeline, PipelineSettings
 from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
@@ -46,6 +45,7 @@ from mmrl.runlog import RunFolder, rollout_rows, write_json
 from mmrl.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
 from mmrl.timeline import Timeline
 from mmrl.trackers import Trackers
+from mmrl.training.answer_critic import add_critic, judgement
 from mmrl.training.learner import Learner, UpdateResult
 from mmrl.types import RolloutGroup, Sample
 from mmrl.world import World
@@ -123,12 +123,13 @@ class Trainer:
             return self._read_policy(self.checkpoints.path(self.start_step) if self.start_step else None)
 
     def _build_optimizer(self) -> torch.optim.AdamW:
-        return build_optimizer(self.policy.trainable(), self.config.optim)
+        return build_policy_optimizer(self.policy, self.config.optim, self.config.algorithm.critic.lr)
 
     def _read_policy(self, weights: Path | None) -> Any:
         """The policy of model.path, or of the checkpoint folder `weights`."""
-        return load_policy(self.config.model, self.config.data, needs_reference=self.config.algorithm.kl.coef > 0,
-                           device=self.world.device, weights=weights)
+        policy = load_policy(self.config.model, self.config.data, needs_reference=self.config.algorithm.kl.coef > 0,
+                             device=self.world.device, weights=weights)
+        return add_critic(policy, self.config, weights, self.config.model.path)
 
     def _build_engines(self) -> None:
         """What trains, and what samples and is saved: the policy itself, or a whole copy of it before its weights are sharded."""
@@ -171,8 +172,8 @@ class Trainer:
         def headline(sample: Sample) -> str:
             return stream.find(sample.source, sample.id)[1].member(sample.task).headline
 
-        learner = Learner(self.config, self.policy, self.training, self.world, Credit(self.config, self.world, headline),
-                          prompt_of=prompt_of)
+        advantages, critic = judgement(self.config, self.world, headline)
+        learner = Learner(self.config, self.policy, self.training, self.world, advantages, prompt_of=prompt_of, critic=critic)
         learner.on_weights = self._changed
         return learner
 

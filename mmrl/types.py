@@ -178,6 +178,7 @@ class Rollout:
     `offline` marks a demonstration: somebody else wrote it, and its log-probs are theirs (0 where unknown).
     `info`: what an environment says at the end (success_once, success_at_end).
     `final`: the encoded last observation, where a critic's value of it is wanted. `frames`: pictures, where asked for.
+    `final_value`: what a critic expects after the last turn, where training has computed it (mmrl.training.answer_critic).
     """
 
     turns: tuple[Turn, ...]
@@ -187,6 +188,7 @@ class Rollout:
     info: Mapping[str, float] = field(default_factory=dict)
     final: Any = None
     frames: tuple[Any, ...] = ()
+    final_value: float = 0.0
 
     @property
     def num_tokens(self) -> int:

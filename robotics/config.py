@@ -6,6 +6,7 @@
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -220,6 +221,7 @@ class EmbodiedConfig(RunConfig):
     """Everything an embodied run needs. train.prompts_per_step counts groups (initial states), rollout.group_size episodes
     of each; eval.limit counts held-out states."""
 
+    critic_defaults: ClassVar[Mapping[str, Any]] = {}
     overlaps_in_processes: ClassVar[bool] = True  # each has a whole policy, and waits for the others in between two steps
 
     env: EnvConfig = EnvConfig()

@@ -15,6 +15,7 @@ from mmrl.errors import CheckpointError, ConfigError
 from mmrl.finite import check_loaded
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.loading import load_policy
+from mmrl.policy.value_head import ValueHead
 from robotics.actions import ActionCodec, ActionStatistics
 from robotics.config import EmbodiedConfig, VLAConfig
 from robotics.contract import ActionSpace
@@ -122,21 +123,11 @@ def load_vla(config: EmbodiedConfig, *, space: ActionSpace | None = None, propri
                        prepare=lambda model, processor: add_action_tokens(model, processor, codec.bins, codec.tokens))
     head = None
     if settings.value_head:
-        head = _value_head(core.base.config.get_text_config().hidden_size, settings, config.seed).to(core.device)
+        width = core.base.config.get_text_config().hidden_size
+        head = ValueHead(width, settings.value_hidden, settings.value_steps, config.seed).to(core.device)
         make_batch_invariant(head, core.device)
     vla = VLAPolicy(core, codec, settings, head)
     if not (weights is not None and vla.load_value_head(weights)):
         vla.load_value_head(config.model.path)
     check_loaded(vla.named_parameters(), weights or config.model.path)
     return vla
-
-
-def _value_head(width: int, settings: VLAConfig, seed: int) -> torch.nn.Module:
-    """Two layers with settings.value_steps outputs; the last starts at zero, so that every value does."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        last = torch.nn.Linear(settings.value_hidden, settings.value_steps)
-        head = torch.nn.Sequential(torch.nn.Linear(width, settings.value_hidden), torch.nn.GELU(), last)
-    torch.nn.init.zeros_(last.weight)
-    torch.nn.init.zeros_(last.bias)
-    return head

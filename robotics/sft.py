@@ -125,9 +125,9 @@ def _update(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example], c
             world: World) -> dict[str, float]:
     """One optimizer step on this process's examples; its metrics, of all processes."""
     def terms(part: Sequence[_Example]) -> tuple[torch.Tensor, list[float]]:
-        logp_N, values_DV = _evaluated(vla, engine, part)
+        logp_N, values_M = _evaluated(vla, engine, part)
         logp_N = logp_N[torch.tensor(np.concatenate([e.mask_N for e in part]), device=vla.device)]
-        unused = values_DV.sum() * 0.0 if engine.lockstep else 0.0  # sharded, a critic takes part
+        unused = values_M.sum() * 0.0 if engine.lockstep else 0.0  # sharded, a critic takes part
         return (-logp_N.sum() + unused,
                 [-float(logp_N.detach().sum()), float((logp_N.detach() > np.log(0.5)).sum())])
 
@@ -144,6 +144,6 @@ def _update(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example], c
 def _evaluated(vla: VLAPolicy, engine: TrainEngine, examples: Sequence[_Example]) -> tuple[torch.Tensor, ...]:
     def forward() -> tuple[torch.Tensor, ...]:
         found = vla.evaluate([e.prompt for e in examples], [e.tokens for e in examples])
-        return found.logp_N, found.values_DV
+        return found.logp_N, found.values_M
 
     return engine.run(forward)

@@ -29,6 +29,7 @@ from mmrl.cluster.run import run_cluster, simulator_demand
 from mmrl.engines import build_actor, build_train_engine, train_engine_name
 from mmrl.evaluation.evaluate import Evaluation
 from mmrl.metrics import peak_memory_gib
+from mmrl.optim import build_policy_optimizer
 from mmrl.pipeline import Outcome, Pipeline
 from mmrl.preflight import ALWAYS_MEASURED, Measured
 from mmrl.timeline import Timeline
@@ -107,16 +108,7 @@ class EmbodiedTrainer(Trainer):
         return load_vla(self.config, needs_reference=self.config.algorithm.kl.coef > 0, device=self.world.device, weights=weights)
 
     def _build_optimizer(self) -> torch.optim.AdamW:
-        """The value head may learn at a rate of its own."""
-        optimizer = super()._build_optimizer()
-        wanted, head = self.config.rl.value_lr, self.policy.value_head
-        if head is not None and wanted is not None:
-            mine = {id(p) for p in head.parameters()}
-            moved = [p for g in optimizer.param_groups for p in g["params"] if id(p) in mine]
-            for group in optimizer.param_groups:
-                group["params"] = [p for p in group["params"] if id(p) not in mine]
-            optimizer.add_param_group({"params": moved, "weight_decay": 0.0, "lr_scale": wanted / self.config.optim.lr})
-        return optimizer
+        return build_policy_optimizer(self.policy, self.config.optim, self.config.rl.value_lr)
 
     def _build_engines(self) -> None:
         with self.world.telling():

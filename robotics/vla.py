@@ -26,10 +26,11 @@ import numpy as np
 import torch
 
 from mmrl.algorithms import token_mask
-from mmrl.errors import CheckpointError, ConfigError
+from mmrl.errors import ConfigError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import PackItem, idle_item, pack
 from mmrl.policy.policy import Evaluated, Policy
+from mmrl.policy.value_head import ValueHead
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.sampling import choose, row_noise
 from mmrl.types import Turn
@@ -95,7 +96,7 @@ class Choice:
 class VLAPolicy:
     """A Policy that acts. `core` is the language model with everything mmrl does with it (adapters, freezing, saving)."""
 
-    def __init__(self, core: Policy, codec: ActionCodec, settings: VLAConfig, value_head: torch.nn.Module | None = None) -> None:
+    def __init__(self, core: Policy, codec: ActionCodec, settings: VLAConfig, value_head: ValueHead | None = None) -> None:
         self.core, self.codec, self.settings, self.value_head = core, codec, settings, value_head
         self.tokens_per_decision = codec.tokens
         vocabulary = core.processor.tokenizer.get_vocab()
@@ -246,8 +247,7 @@ class VLAPolicy:
     def _values(self, hidden_UH: torch.Tensor) -> torch.Tensor:
         if self.value_head is None:
             return hidden_UH.new_zeros((len(hidden_UH), 1), dtype=torch.float32)
-        with torch.autocast(self.core.device.type, enabled=False):
-            return self.value_head(hidden_UH.float())
+        return self.value_head(hidden_UH)
 
     def evaluate(self, prompts: Sequence[Prompt], tokens_DN: Sequence[Sequence[int]], temperature: float = 1.0, *,
                  entropy_gradient: bool = False, detach_values: bool = False) -> Evaluated:
@@ -276,14 +276,15 @@ class VLAPolicy:
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_DN = -(logps_DNV.exp() * logps_DNV).sum(-1)
         packed = sum(p.length + sum(map(len, c)) for p, c in zip(chosen, completions, strict=True))
-        return Evaluated(logp_DN.flatten(), entropy_DN.flatten(), values_DV, packed)
+        return Evaluated(logp_DN.flatten(), entropy_DN.flatten(), values_DV.flatten(), packed)
 
     @torch.no_grad()
     def values(self, prompts: Sequence[Prompt]) -> list[float]:
         """The critic's value of each prompt (of its first action step); zeros without a critic."""
         if self.value_head is None or not prompts:
             return [0.0] * len(prompts)
-        return self.evaluate(prompts, [(0,) * self.tokens_per_decision] * len(prompts)).values_DV[:, 0].tolist()
+        found = self.evaluate(prompts, [(0,) * self.tokens_per_decision] * len(prompts)).values_M
+        return found.view(len(prompts), -1)[:, 0].tolist()
 
     # acting
 
@@ -318,7 +319,7 @@ class VLAPolicy:
         tokens = [tuple(index[t] for t in c.token_ids) for c in written]
         values = [[0.0]] * len(prompts)
         if self.value_head is not None:
-            values = self.evaluate(prompts, tokens, temperature).values_DV.tolist()
+            values = self.evaluate(prompts, tokens, temperature).values_M.view(len(prompts), -1).tolist()
         return [Choice(t, c.logps, tuple(v), p) for t, c, v, p in zip(tokens, written, values, prompts, strict=True)]
 
     def actions(self, choice: Choice) -> np.ndarray:
@@ -334,22 +335,11 @@ class VLAPolicy:
         description = {"format": 1, "vla": self.settings.model_dump(mode="json"), "action": self.codec.to_dict()}
         (folder / "vla.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
         if self.value_head is not None:
-            from safetensors.torch import save_file
-
-            save_file({k: v.contiguous() for k, v in self.value_head.state_dict().items()}, str(folder / "value_head.safetensors"))
+            self.value_head.save(folder)
 
     def load_value_head(self, folder: str | Path) -> bool:
         """Read the value head saved beside the model; False when there is none. Raises CheckpointError for another shape."""
-        file = Path(folder) / "value_head.safetensors"
-        if self.value_head is None or not file.exists():
-            return False
-        from safetensors.torch import load_file
-
-        try:
-            self.value_head.load_state_dict(load_file(str(file)))
-        except RuntimeError as error:
-            raise CheckpointError(f"{file}: expected the value head of this model, found another: {error}") from error
-        return True
+        return self.value_head is not None and self.value_head.load(Path(folder))
 
     @contextlib.contextmanager
     def reference(self) -> Any:

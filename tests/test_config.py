@@ -166,13 +166,27 @@ def test_rules_of_the_loss_are_kept_on_load(small: Path, override: str, words: s
         load_config(small, [override])
 
 
-def test_a_critic_is_of_advantage_gae_and_prompts_have_none_yet(small: Path) -> None:
+def test_a_critic_is_of_advantage_gae(small: Path) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.critic\.gamma, warmup: only advantage gae has a critic, found rloo"):
         load_config(small, ["algorithm.advantage=rloo", "algorithm.advantage_scale=none",
                             "algorithm.critic={gamma: 0.9, warmup: 1}"])
     assert load_config(small, ["algorithm.critic.level=turn"]).algorithm.critic.level == "turn", "at its default it says nothing"
-    with pytest.raises(ConfigError, match="gae needs a critic, which so far only policies that act have"):
-        load_config(small, ["algorithm.advantage=gae", "algorithm.critic.level=token"])
+    gae = "algorithm.advantage=gae"
+    usual = load_config(small, [gae, "rollout.group_size=1"]).algorithm
+    assert (usual.advantage_scale, usual.dynamic_sampling) == ("batch", False)
+    assert (usual.critic.level, usual.critic.gamma, usual.critic.lr, usual.critic.bootstrap) == ("token", 1.0, 1e-3, "never")
+    kept = load_config(small, [gae, "algorithm.critic.lr=null", "algorithm.critic.gamma=0.9"]).algorithm.critic
+    assert (kept.level, kept.gamma, kept.lr) == ("token", 0.9, None), "what is given stays"
+    whole = load_config(small, [gae, "algorithm.critic.level=turn"])
+    assert RunConfig.model_validate(whole.model_dump(mode="json")) == whole, "the file that a run writes names every key"
+    with pytest.raises(ConfigError, match="group_size must be at least 2"):
+        load_config(small, ["rollout.group_size=1"])
+    for override, words in (("algorithm.critic.level=action", "level action is of robots"),
+                            ("algorithm.importance=sequence", "importance sequence gives an answer one ratio"),
+                            ("algorithm.difficulty=softmax", "the critic knows which prompts are hard"),
+                            ("algorithm.offline.per_group=1", "with advantage gae nothing does")):
+        with pytest.raises(ConfigError, match=words):
+            load_config(small, [gae, override])
     with pytest.raises(ConfigError, match=r"gae is defined with algorithm\.advantage_scale batch, found std"):
         load_config(small, ["algorithm.advantage=gae", "algorithm.advantage_scale=std"])
     with pytest.raises(ConfigError, match="dynamic_sampling true replaces groups whose rewards are equal"):

@@ -62,6 +62,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "balance": {"data": {"balance": "sources"}},
     "selection": {"data": {"selection": {"kind": "variance", "threshold": 0.02, "rest": 1, "replay_share": 1.0}}},
     "selection by std": {"data": {"selection": {"kind": "std", "threshold": 0.15, "rest": 1}}},
+    "ppo": {"algorithm": {"advantage": "gae", "epochs": 2, "minibatches": 3, "critic": {"warmup": 1, "bootstrap": "standard"}}},
+    "ppo by turns": {"algorithm": {"advantage": "gae", "critic": {"level": "turn", "detach": True}}, "rollout": {"group_size": 1}},
     "in group": {"reward": {"workers": 1}, "train": {"log_reflection": True}},
 }
 
@@ -124,6 +126,14 @@ def check_selection(rows: list[dict[str, Any]], state: dict[str, Any], trainer: 
         assert sum(r["train/selection/replayed"] for r in rows) > 0
 
 
+def check_critic(rows: list[dict[str, Any]], state: dict[str, Any], trainer: Trainer) -> None:
+    """Its head is beside the model's files, and its second half of a run is that of the uninterrupted one: `rows` were compared."""
+    names = {f"train/critic/{n}" for n in ("loss", "clipped", "explained_variance", "return", "value")}
+    assert all(names <= row.keys() for row in rows) and rows[-1]["train/critic/value"] != rows[0]["train/critic/value"] == 0
+    assert all(row["train/groups/kept"] == row["train/groups/asked"] == 3 for row in rows), "every group teaches"
+    assert {p.name for p in (trainer.checkpoints.path(4) / "critic").iterdir()} == {"value_head.safetensors"}
+
+
 def check_peers(rows: list[dict[str, Any]], state: dict[str, Any], trainer: Trainer) -> None:
     logged = read_jsonl(trainer.folder.path / "rollouts" / "step_000001.jsonl")[:4]
     ranks = sorted(r["score"]["parts"]["accuracy"] for r in logged)
@@ -137,7 +147,8 @@ def check_nothing_more(rows: list[dict[str, Any]], state: dict[str, Any], traine
 
 EXTRA = {name: check_nothing_more for name in VARIANTS} | {
     "ema": check_ema, "ema by source": check_ema, "entropy": check_entropy, "curriculum": check_curriculum,
-    "selection": check_selection, "selection by std": check_selection, "in group": check_peers}
+    "selection": check_selection, "selection by std": check_selection, "in group": check_peers,
+    "ppo": check_critic, "ppo by turns": check_critic}
 
 
 def test_variants_differ_from_plain_grpo_and_from_each_other(tmp_path: Path, data: str) -> None:

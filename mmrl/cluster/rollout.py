@@ -52,7 +52,7 @@ class RolloutHost:
         torch.set_num_threads(threads)
         self.policy = load_policy(ModelConfig(**config["model"]), DataConfig(**config["data"]))
         self.engine = PrefillOnceEngine(self.policy)
-        self._trained = dict(self.policy.trainable())
+        self._trained = dict(_sampled(self.policy))
         self._digest = ""
 
     def generate(self, requests: Sequence[Request], settings: SamplingSettings, weights: _Weights,
@@ -112,7 +112,7 @@ class RemoteRollout(RolloutEngine):
 
     def _publish(self) -> _Weights:
         """The weights of now, put into the object store if they are new."""
-        arrays = {name: Array.of(parameter) for name, parameter in self.policy.trainable()}
+        arrays = {name: Array.of(parameter) for name, parameter in _sampled(self.policy)}
         digest = xxhash.xxh3_128()
         for name, array in arrays.items():
             digest.update(f"{name}:{array.dtype}:{array.shape};".encode())
@@ -147,3 +147,8 @@ class RemoteRollout(RolloutEngine):
         self.group.close()
         self._weights = None
         self._media.clear()
+
+
+def _sampled(policy: Policy) -> list[tuple[str, Any]]:
+    """The trained parameters that answers depend on: a critic's stay where it is trained."""
+    return [(name, parameter) for name, parameter in policy.model.named_parameters() if parameter.requires_grad]

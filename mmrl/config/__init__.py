@@ -18,6 +18,7 @@ from mmrl.config.algorithm import (
     ADVANTAGE_SCALES,
     GAE,
     GSPO,
+    PROMPT_CRITIC,
     AlgorithmConfig,
     ContrastConfig,
     CriticConfig,
@@ -45,12 +46,12 @@ from mmrl.config.section import Section
 from mmrl.config.training import AlarmConfig, EvalConfig, OptimConfig, RewardConfig, ScheduleConfig, TrainConfig
 
 __all__ = [
-    "ADVANTAGE_SCALES", "GAE", "GSPO", "AlarmConfig", "AlgorithmConfig", "CacheConfig", "ContrastConfig", "CriticConfig",
-    "CurriculumStage", "DataConfig", "DataSource", "DeepSpeedConfig", "EMAConfig", "EngineConfig", "EntropyConfig", "EvalConfig",
-    "FilterConfig", "ImageConfig", "KLConfig", "LoraSettings", "ModelConfig", "OfflineConfig", "OperationsConfig", "OptimConfig",
-    "PassRateConfig", "RayConfig", "RewardConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "SelectionConfig",
-    "TrainConfig", "VLLMConfig", "VideoConfig", "config_from", "effective_threads", "load_config", "load_config_as", "merge",
-    "parse_overrides",
+    "ADVANTAGE_SCALES", "GAE", "GSPO", "PROMPT_CRITIC", "AlarmConfig", "AlgorithmConfig", "CacheConfig", "ContrastConfig",
+    "CriticConfig", "CurriculumStage", "DataConfig", "DataSource", "DeepSpeedConfig", "EMAConfig", "EngineConfig", "EntropyConfig",
+    "EvalConfig", "FilterConfig", "ImageConfig", "KLConfig", "LoraSettings", "ModelConfig", "OfflineConfig", "OperationsConfig",
+    "OptimConfig", "PassRateConfig", "RayConfig", "RewardConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section",
+    "SelectionConfig", "TrainConfig", "VLLMConfig", "VideoConfig", "config_from", "effective_threads", "load_config",
+    "load_config_as", "merge", "parse_overrides",
 ]
 
 

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from mmrl.config.section import Section
 
 __all__ = [
-    "ADVANTAGE_SCALES", "GAE", "GSPO", "AlgorithmConfig", "ContrastConfig", "CriticConfig", "EMAConfig", "EntropyConfig",
-    "FilterConfig", "KLConfig", "OfflineConfig",
+    "ADVANTAGE_SCALES", "GAE", "GSPO", "PROMPT_CRITIC", "AlgorithmConfig", "ContrastConfig", "CriticConfig", "EMAConfig",
+    "EntropyConfig", "FilterConfig", "KLConfig", "OfflineConfig",
 ]
 
 ADVANTAGE_SCALES = {
@@ -23,6 +23,9 @@ ADVANTAGE_SCALES = {
 
 GSPO = {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence_mean"}
 """Defaults of algorithm.importance sequence."""
+
+PROMPT_CRITIC = {"level": "token", "gamma": 1.0, "lr": 1e-3, "bootstrap": "never"}
+"""Defaults of algorithm.critic in a run on prompts with advantage gae."""
 
 GAE = {"advantage_scale": "batch", "dynamic_sampling": False}
 """Defaults of algorithm.advantage gae: advantages are normalised over the step, and a group teaches whatever its rewards."""
@@ -164,9 +167,13 @@ class CriticConfig(_Section):
 
     level: Literal["turn", "action", "token"] = "turn"
     """What has a value and an advantage of its own: each turn (an answer, a robot's decision; RLinf's chunk level), each executed
-    action step of a robot's decision, or each token of an answer."""
+    action step of a robot's decision, or each token of an answer (on prompts the default)."""
+    hidden: int = Field(256, ge=1)
+    """Answers: width of the value head's hidden layer (robots: vla.value_hidden)."""
+    detach: bool = False
+    """The value loss trains the value head alone; false: also the model below it, which the policy shares."""
     gamma: float = Field(0.99, gt=0, le=1)
-    """Discount per turn, action step or token, as level says."""
+    """Discount per turn, action step or token, as level says; on prompts 1 by default."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
     """Lambda of generalised advantage estimation: 1 gives returns minus values, 0 one-step errors."""
     value_coef: float = Field(0.5, ge=0)
@@ -176,11 +183,13 @@ class CriticConfig(_Section):
     huber_delta: float = Field(10.0, gt=0)
     """Where the value loss turns from quadratic to linear."""
     lr: float | None = Field(None, gt=0)
-    """Learning rate of the critic; null: optim.lr."""
+    """Learning rate of the value head; null: optim.lr. It begins from nothing, so that what is right for the model is too little
+    for it: on prompts 1e-3 by default."""
     warmup: int = Field(0, ge=0)
     """Training steps (not optimizer steps) at the start in which only the critic learns."""
     bootstrap: Literal["standard", "always", "never"] = "standard"
-    """The value of what comes after the last turn is added where the rollout was cut off (standard), at every end, or never."""
+    """The value of what comes after the last turn is added where the rollout was cut off (standard), at every end, or never. On
+    prompts never is the default, as in TRL and verl: the length limit is part of the task, an answer that it cuts has failed."""
 
     def changed(self) -> list[str]:
         """The keys that are not at their defaults."""

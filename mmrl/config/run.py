@@ -1,11 +1,12 @@
 """The whole configuration of a run, and what its sections owe each other. Part of mmrl.config."""
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from mmrl.config.algorithm import ADVANTAGE_SCALES, AlgorithmConfig
+from mmrl.config.algorithm import ADVANTAGE_SCALES, PROMPT_CRITIC, AlgorithmConfig
 from mmrl.config.data import DataConfig
 from mmrl.config.engine import EngineConfig, OperationsConfig
 from mmrl.config.model import ModelConfig, RolloutConfig
@@ -24,6 +25,7 @@ class RunConfig(_Section):
     """Everything a run needs; written resolved to RUN/config.yaml."""
 
     overlaps_in_processes: ClassVar[bool] = False  # whether schedule.kind pipelined and async go with several processes
+    critic_defaults: ClassVar[Mapping[str, Any]] = PROMPT_CRITIC  # of algorithm.critic with advantage gae
 
     name: str = "run"
     """Name of the run's folder."""
@@ -46,10 +48,19 @@ class RunConfig(_Section):
     engine: EngineConfig = EngineConfig()
     operations: OperationsConfig = OperationsConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_critic(cls, data: Any) -> Any:
+        """What is usual differs between answers and robots."""
+        a = data.get("algorithm") if isinstance(data, dict) else None
+        if not isinstance(a, dict) or a.get("advantage") != "gae" or not isinstance(a.get("critic", {}), dict):
+            return data
+        return {**data, "algorithm": {**a, "critic": {**cls.critic_defaults, **a.get("critic", {})}}}
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         a = self.algorithm
-        if self.rollout.group_size == 1:
+        if self.rollout.group_size == 1 and a.advantage != "gae":
             raise ValueError("rollout.group_size must be at least 2: a group of one has nothing to be compared with, so its "
                              "advantage is 0 and it never has signal")
         self._check_advantages()
@@ -95,9 +106,20 @@ class RunConfig(_Section):
     def _check_critic_of_kind(self) -> None:
         """What a run on prompts can do with a critic."""
         a = self.algorithm
-        if a.advantage == "gae":
-            raise ValueError("algorithm.advantage gae needs a critic, which so far only policies that act have (runs with an env "
-                             "section); use grpo, rloo, opo or pass_k")
+        if a.advantage != "gae":
+            return
+        if a.critic.level == "action":
+            raise ValueError("algorithm.critic.level action is of robots, whose decisions are chunks of actions: an answer has "
+                             "turns and tokens; set algorithm.critic.level to token or turn")
+        if a.critic.level == "token" and a.importance == "sequence":
+            raise ValueError("algorithm.importance sequence gives an answer one ratio, algorithm.critic.level token each token an "
+                             "advantage of its own; set algorithm.critic.level: turn, or algorithm.importance: token")
+        if a.difficulty != "none":
+            raise ValueError(f"algorithm.difficulty {a.difficulty} weighs a group by its mean accuracy, and with advantage gae "
+                             "advantages come from no group: the critic knows which prompts are hard; remove it")
+        if a.offline.per_group:
+            raise ValueError("algorithm.offline compares demonstrations with the policy's own answers in their group; with "
+                             "advantage gae nothing does: start from `mmrl sft`, or use advantage grpo")
 
     def _check_offline(self) -> None:
         a, o = self.algorithm, self.algorithm.offline

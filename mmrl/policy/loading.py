@@ -16,14 +16,16 @@ from mmrl.manifest import check_loadable
 from mmrl.policy.attention import check_attention, set_attention
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
-from mmrl.policy.policy import Policy
+from mmrl.policy.policy import CRITIC_FOLDER, Policy
+from mmrl.policy.value_head import ValueHead
 from mmrl.task import Template
 
 if TYPE_CHECKING:
     from mmrl.config import DataConfig, ModelConfig
 
-__all__ = ["TEMPLATES", "add_adapter", "assemble_policy", "build_encoder", "build_visuals", "device_and_precision", "freeze_parts",
-           "load_policy", "name_accelerator", "storage_types", "store_frozen", "template_for"]
+__all__ = ["TEMPLATES", "add_adapter", "add_value_head", "assemble_policy", "build_encoder", "build_visuals",
+           "device_and_precision", "freeze_parts", "load_policy", "name_accelerator", "storage_types", "store_frozen",
+           "template_for"]
 
 # The frame each family was trained to emit (Qwen cookbooks; QwenLM/Qwen3-VL threads #676, #1486): never guessed.
 TEMPLATES: dict[str, Template] = {
@@ -246,3 +248,15 @@ def assemble_policy(model: Any, processor: Any, template: Template, config: Mode
     check_loaded(model.named_parameters(), weights or config.path)
     encoder = build_encoder(processor, base.model.get_rope_index, template, data, config.max_prompt_tokens)
     return Policy(model, processor, template, encoder, device=device, autocast=autocast, reference=reference)
+
+
+def add_value_head(policy: Policy, *, hidden: int, tokens: bool, seed: int, folders: Sequence[str | Path] = ()) -> None:
+    """Give `policy` a critic with so many units in its hidden layer: a value of each of the `tokens`, else of each turn. It goes on
+    with the head of the first of the saved policies in `folders` that has one. Raises CheckpointError for a head of another shape,
+    or with weights that are not finite."""
+    head = ValueHead(policy.base.config.get_text_config().hidden_size, hidden, 1, seed).to(policy.device)
+    make_batch_invariant(head, policy.device)
+    found = next((folder for folder in folders if head.load(Path(folder) / CRITIC_FOLDER)), None)
+    policy.value_head, policy.values_tokens = head, tokens
+    if found is not None:
+        check_loaded(head.named_parameters(), Path(found) / CRITIC_FOLDER)

@@ -14,8 +14,8 @@ targets; observations are context.
 The usual padded batch of G * (prompt + completion) rows is `pack_padded`, kept for comparison and as a fallback: there each turn
 has a row of its own.
 
-Legend: M groups, B completions (each turn of one is a sequence), N completion tokens, T packed tokens, P / C padded prompt /
-completion length.
+Legend: M groups, B completions, D turns (each turn of a completion is a sequence), N completion tokens, T packed tokens, P / C
+padded prompt / completion length.
 """
 from __future__ import annotations
 
@@ -121,6 +121,17 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens the language model processes, padding included."""
         return int(self.ids.numel())
+
+    @property
+    def starts_D(self) -> torch.Tensor:
+        """Index among the N tokens of each turn's first one, (D,)."""
+        return torch.searchsorted(self.sequence_N, torch.arange(self.num_sequences, device=self.sequence_N.device))
+
+    @property
+    def ends_D(self) -> torch.Tensor:
+        """Index among the N tokens of each turn's last one, (D,)."""
+        numbers_D = torch.arange(self.num_sequences, device=self.sequence_N.device)
+        return torch.searchsorted(self.sequence_N, numbers_D, right=True) - 1
 
     def to(self, device: torch.device) -> Batch:
         """A copy on `device`."""

@@ -3,7 +3,8 @@
     policy = load_policy(ModelSettings(path="Qwen/Qwen2.5-VL-3B-Instruct", freeze=["vision"]))
     result = policy.logp(pack(items))
 
-Legend: N completion tokens, T packed tokens, V vocabulary, H hidden width.
+Legend: N completion tokens, D completions (turns), M values of them (see `Evaluated`), T packed tokens, V vocabulary, H hidden
+width.
 """
 from __future__ import annotations
 
@@ -22,33 +23,48 @@ from torch.utils.checkpoint import checkpoint
 from mmrl.errors import ConfigError
 from mmrl.policy.encode import Encoder, Prompt
 from mmrl.policy.pack import Batch, idle_item, pack, pack_padded, pack_turns
+from mmrl.policy.value_head import ValueHead
 from mmrl.policy.vision import FrozenTower, joint_media_inputs, media_inputs
 from mmrl.task import Template
 from mmrl.types import Turn
 
-__all__ = ["Entropy", "Evaluated", "LogpResult", "Policy", "media_token_ids"]
+__all__ = ["CRITIC_FOLDER", "Entropy", "Evaluated", "Judged", "LogpResult", "Policy", "media_token_ids"]
 
 _MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
+CRITIC_FOLDER = "critic"
+"""Of a saved policy with a value head: beside the model's files, of which vLLM would read every *.safetensors as the model's."""
 _DUMMY_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # a 4-D mask is passed through: the layout does the masking
 
 
 @dataclass
 class LogpResult:
-    """logp_N of the target tokens (differentiable) and entropy_N of the distributions (nats, with gradient where it was asked
-    for), both fp32."""
+    """logp_N of the target tokens (differentiable), entropy_N of the distributions (nats, with gradient where it was asked
+    for) and the critic's values_M, all fp32."""
 
     logp_N: torch.Tensor
     entropy_N: torch.Tensor
+    values_M: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Evaluated:
     """Turns under a policy: logp_N and entropy_N (nats) of all their tokens one after the other, fp32 and differentiable, and the
-    critic's values (D, V) of the D turns (0 without a critic). `num_tokens`: those that the language model processed."""
+    critic's values_M, turn after turn as well: one of each turn, or one of each of its action steps, or one of each of its tokens
+    (0 without a critic). `num_tokens`: those that the language model processed."""
 
     logp_N: torch.Tensor
     entropy_N: torch.Tensor
-    values_DV: torch.Tensor
+    values_M: torch.Tensor
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a critic says of turns, without gradient: values_M as in `Evaluated`, and after_D, what each is worth when it has been
+    written. `num_tokens`: those that the language model processed."""
+
+    values_M: torch.Tensor
+    after_D: torch.Tensor
     num_tokens: int = 0
 
 
@@ -100,6 +116,8 @@ class Policy:
         self.lockstep = False  # forwards are collective (mmrl.engines): each runs a trained vision tower exactly once
         self.reference_model = reference
         self.shared_prefix = True  # see `evaluate`
+        self.value_head: ValueHead | None = None  # a critic's (mmrl.policy.loading.add_value_head)
+        self.values_tokens = False  # it values each token before it is written, not each turn before its first one
         self._towers: dict[int, FrozenTower | None] = {}
         self._logits_chunk = logits_chunk  # logits held at once; beyond it they are recomputed in backward
         self.banned = torch.tensor(media_token_ids(processor.tokenizer), device=device)
@@ -123,16 +141,18 @@ class Policy:
 
     @property
     def heads(self) -> Mapping[str, torch.nn.Module]:
-        """What is trained beside the model: nothing (see mmrl.engines.base.Trained)."""
-        return {}
+        """What is trained beside the model: the critic's value head, where there is one (see mmrl.engines.base.Trained)."""
+        return {} if self.value_head is None else {"value_head": self.value_head}
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """All parameters of the model."""
+        """All parameters: the model's, then the value head's."""
         yield from self.model.named_parameters()
+        for name, head in self.heads.items():
+            yield from ((f"{name}.{n}", p) for n, p in head.named_parameters())
 
     def trainable(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Named parameters that receive gradients, in a fixed order."""
-        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        return [(n, p) for n, p in self.named_parameters() if p.requires_grad]
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """bf16 autocast where the model was loaded with it (a GPU that has bf16, or model.dtype: bf16), else nothing."""
@@ -196,27 +216,51 @@ class Policy:
         with torch.no_grad():
             return logp_n, _entropy(logits_nV, log_z_n)
 
-    def logp(self, batch: Batch, temperature: float = 1.0, *, entropy_gradient: bool = False) -> LogpResult:
+    def logp(self, batch: Batch, temperature: float = 1.0, *, entropy_gradient: bool = False,
+             detach_values: bool = False) -> LogpResult:
         """Log-probs of batch.target_N; differentiable unless called under torch.no_grad(). With `entropy_gradient` so are
-        the entropies."""
+        the entropies. With `detach_values` the values' gradient ends at the value head."""
         batch = batch.to(self.device)
         with self.autocast():
             hidden_NH = self.hidden(batch).index_select(0, batch.source_N)
+            values_M = self._values(hidden_NH.detach() if detach_values else hidden_NH, batch)
             size = max(1, self._logits_chunk // self.base.lm_head.weight.shape[0])
             if len(hidden_NH) <= size:
-                return LogpResult(*self._logp_of(hidden_NH, batch.target_N, temperature, entropy_gradient))
+                logp_N, entropy_N = self._logp_of(hidden_NH, batch.target_N, temperature, entropy_gradient)
+                return LogpResult(logp_N, entropy_N, values_M)
             pieces = [checkpoint(self._logp_of, h, t, temperature, entropy_gradient, use_reentrant=False)
                       for h, t in zip(hidden_NH.split(size), batch.target_N.split(size), strict=True)]
-        return LogpResult(torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces]))
+        return LogpResult(torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces]), values_M)
+
+    def _values(self, hidden_NH: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The critic's values (M,) from the hidden states that predict each token: what the policy knew before it wrote it."""
+        if self.value_head is None:
+            return hidden_NH.new_zeros(batch.num_sequences, dtype=torch.float32)
+        read_MH = hidden_NH if self.values_tokens else hidden_NH.index_select(0, batch.starts_D)
+        return self.value_head(read_MH).squeeze(-1)
+
+    @torch.no_grad()
+    def judge(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]) -> Judged:
+        """What the critic says of turns, packed as `evaluate` packs them, without log-probs. There must be a value head."""
+        assert self.value_head is not None, "a policy without a critic judges nothing"
+        batch = self._batch(prompts, tokens).to(self.device)
+        with self.autocast():
+            hidden = self.hidden(batch)
+            values_M = self._values(hidden.index_select(0, batch.source_N), batch)
+            after_D = self.value_head(hidden.index_select(0, batch.place_N[batch.ends_D])).squeeze(-1)
+        return Judged(values_M, after_D, batch.num_tokens)
 
     def evaluate(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]], temperature: float = 1.0, *,
                  entropy_gradient: bool = False, detach_values: bool = False) -> Evaluated:
-        """Log-probs and entropies of turns: `tokens` written after `prompts`. Turns that follow each other with one prompt (the
-        same object) are packed behind one copy of it, a turn whose prompt extends the one before (`pack_turns`) behind that; with
-        `shared_prefix` false each has a prompt of its own."""
-        batch = (pack if self.shared_prefix else pack_padded)(pack_turns(prompts, tokens))
-        found = self.logp(batch, temperature, entropy_gradient=entropy_gradient)
-        return Evaluated(found.logp_N, found.entropy_N, found.logp_N.new_zeros(len(prompts), 1), batch.num_tokens)
+        """Log-probs, entropies and values of turns: `tokens` written after `prompts`. Turns that follow each other with one prompt
+        (the same object) are packed behind one copy of it, a turn whose prompt extends the one before (`pack_turns`) behind that;
+        with `shared_prefix` false each has a prompt of its own."""
+        batch = self._batch(prompts, tokens)
+        found = self.logp(batch, temperature, entropy_gradient=entropy_gradient, detach_values=detach_values)
+        return Evaluated(found.logp_N, found.entropy_N, found.values_M, batch.num_tokens)
+
+    def _batch(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]) -> Batch:
+        return (pack if self.shared_prefix else pack_padded)(pack_turns(prompts, tokens))
 
     def token_mask(self, turn: Turn) -> np.ndarray:
         """Which tokens of a turn had an effect, (N,) bool: all that were written."""
@@ -229,17 +273,26 @@ class Policy:
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[Policy]:
-        """The reference policy: the adapter switched off for LoRA, else the frozen copy made at loading."""
+        """The reference policy: the adapter switched off for LoRA, else the frozen copy made at loading. It has no critic."""
+        head, self.value_head = self.value_head, None
+        try:
+            with self._reference_model():
+                yield self
+        finally:
+            self.value_head = head
+
+    @contextlib.contextmanager
+    def _reference_model(self) -> Iterator[None]:
         if self.has_adapter:
-            trained = [p for _, p in self.trainable()]
+            trained = [p for p in self.model.parameters() if p.requires_grad]
             with self.model.disable_adapter():
                 for parameter in trained:  # peft freezes what it switches off; a sharded model must not notice
                     parameter.requires_grad_(True)
-                yield self
+                yield
         elif self.reference_model is not None:
             current, self.model = self.model, self.reference_model
             try:
-                yield self
+                yield
             finally:
                 self.model = current
         else:
@@ -262,20 +315,26 @@ class Policy:
         other = Policy(model, self.processor, self.template, self.encoder, device=self.device, autocast=self.autocast_dtype,
                        logits_chunk=self._logits_chunk)
         other._towers[id(other.base.model)] = tower
-        other.version = self.version
+        other.version, other.values_tokens = self.version, self.values_tokens
+        other.value_head = copy.deepcopy(self.value_head)
+        if other.value_head is not None and device is not None:
+            other.value_head.to(device)
         return other
 
     def take_over(self, copy: Policy) -> None:
         """Go on with the model of `copy`, a whole copy of this policy, in the place of the sharded one."""
-        self.model, self._towers, self.lockstep = copy.model, copy._towers, False
+        self.model, self.value_head, self._towers, self.lockstep = copy.model, copy.value_head, copy._towers, False
 
     def save(self, folder: str | Path, *, merge_adapter: bool = True) -> None:
         """Write model and processor in Hugging Face format.
 
         A LoRA adapter is written under adapter/ and, with `merge_adapter`, merged into the main weights so that
-        transformers and vLLM load the folder as it is.
+        transformers and vLLM load the folder as it is. A value head is written under critic/, where neither looks.
         """
         folder = Path(folder)
+        if self.value_head is not None:
+            (folder / CRITIC_FOLDER).mkdir(parents=True, exist_ok=True)
+            self.value_head.save(folder / CRITIC_FOLDER)
         if not self.has_adapter:
             self.model.save_pretrained(folder)
             self._name_precision(folder / "config.json")

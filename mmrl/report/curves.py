@@ -146,6 +146,8 @@ def _curves(run: Run) -> list[Curve]:
     curves = list(_CURVES)
     curves.insert(1, Curve("Parts of the reward", parts, "mean, before weights"))
     curves.insert(5, Curve("Why parsing failed", reasons, "completions", percent=True, zero=True))
+    if critic := _by_name(run, r"train/critic/(.+)"):
+        curves.append(Curve("Critic", critic))
     sources = [s for s in run.sources() if run.series(f"train/{s}/reward/mean")]
     if len(sources) > 1:
         curves += per_source("Reward per source", {f"train/{s}/reward/mean": s for s in sources}, "training")

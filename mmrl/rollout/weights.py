@@ -42,6 +42,7 @@ class SyncPlan:
 
     def __init__(self, policy: Policy, *, digests: bool = True) -> None:
         self._prefix = "base_model.model." if policy.has_adapter else ""
+        self._critic = tuple(f"{name}." for name in policy.heads)  # what samples has no use for it
         self._scales = self._adapters(policy.model)
         named = dict(policy.model.named_parameters())
         heads = [n for n, _ in policy.model.named_parameters(remove_duplicate=False) if self._public(n) == _HEAD]
@@ -107,6 +108,8 @@ class SyncPlan:
     def _merged(self, source: WeightSource) -> Iterator[tuple[str, torch.Tensor]]:
         held: dict[str, dict[str, torch.Tensor]] = {}
         for name, live in source.parameters(trainable=False):
+            if name.startswith(self._critic):
+                continue
             tensor = live.detach().clone() if source.sharded else live.detach()
             found = _ADAPTER.fullmatch(name)
             if found is None:

@@ -1,9 +1,13 @@
-"""PPO: a critic judges each turn, or each action step of it, and learns from what became of them (GAE, value loss).
+"""PPO: a critic judges each turn, or each action step or token of it, and learns from what became of them (GAE, value loss).
 
     judge = CriticAdvantages(rewards, gae, actor, world, token_budget)
     targets = judge.targets(groups)              # advantages, old values and value targets of every turn that may train
 
-Legend: B rollouts, T turns of a rollout, V values of a turn: 1, or with level action one per action step.
+The value loss is that of answers and of episodes; the advantages here are those of episodes, of answers see
+mmrl.training.answer_critic.
+
+Legend: B rollouts, T turns of a rollout, V values of a turn: 1, or with level action one per action step; M values of a
+micro-batch, turn after turn.
 """
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ from mmrl.training.sequences import RolloutTargets, TrainingTurn
 from mmrl.types import Rollout, RolloutGroup
 from mmrl.world import World
 
-__all__ = ["CriticAdvantages", "CriticLoss", "judge"]
+__all__ = ["CriticAdvantages", "CriticLoss", "judge", "normalised"]
 
 
 def judge(settings: GAESettings, grid: Grid) -> tuple[Advantages, torch.Tensor]:
@@ -67,7 +71,7 @@ class CriticAdvantages:
         grid = make_grid(rollouts, self.rewards, self._final_values(rollouts),
                          self.actor.codec.chunk if self.gae.level == "action" else None)
         found, values_TBV = judge(self.gae, grid)
-        advantages_TBV = self._normalised(found, values_TBV)
+        advantages_TBV, self._metrics = normalised(found, values_TBV, self.world)
         columns = iter(range(len(rollouts)))
         assigned: dict[tuple[int, int, int], list[RolloutTargets | None]] = {}
         tables = (advantages_TBV, values_TBV, found.returns)
@@ -88,25 +92,28 @@ class CriticAdvantages:
         known = dict(zip(waiting, values, strict=True))
         return [known.get(i, 0.0) for i in range(len(rollouts))]
 
-    def _normalised(self, found: Advantages, values_TBV: torch.Tensor) -> torch.Tensor:
-        """Advantages over all processes, and the step's metrics."""
-        targets, old = found.returns[found.valid].double(), values_TBV[found.valid].double()
-        moments, target, error, value = self._moments(found.advantages[found.valid], targets, targets - old, old)
-        spread = _variance(target)
-        self._metrics = {"train/critic/explained_variance": 1 - _variance(error) / spread if spread > 0 else 0.0,
-                         "train/critic/return": target.mean, "train/critic/value": value.mean}
-        return normalise(found.advantages, found.valid, moments)
-
-    def _moments(self, *columns: torch.Tensor) -> list[Moments]:
-        """Of each column (N,), over all processes."""
-        mine = [x for column in columns for x in Moments.of(column, torch.ones_like(column, dtype=torch.bool)).to_list()]
-        sums = self.world.sum(mine)
-        return [Moments.from_list(sums[i:i + 3]) for i in range(0, len(sums), 3)]
-
     @staticmethod
     def _targets(rollout: Rollout, column: int, *tables: torch.Tensor) -> RolloutTargets:
         advantages, values, returns = (table[:len(rollout.turns), column].tolist() for table in tables)
         return RolloutTargets(advantages, values, returns)
+
+
+def normalised(found: Advantages, values: torch.Tensor, world: World) -> tuple[torch.Tensor, dict[str, float]]:
+    """The advantages normalised over the valid ones of all processes, and the step's metrics: explained variance, mean value target
+    and mean old value. `values`: the old ones, of the shape of `found`'s tables. Collective."""
+    targets, old = found.returns[found.valid].double(), values[found.valid].double()
+    moments, target, error, value = _moments(world, found.advantages[found.valid], targets, targets - old, old)
+    spread = _variance(target)
+    metrics = {"train/critic/explained_variance": 1 - _variance(error) / spread if spread > 0 else 0.0,
+               "train/critic/return": target.mean, "train/critic/value": value.mean}
+    return normalise(found.advantages, found.valid, moments), metrics
+
+
+def _moments(world: World, *columns: torch.Tensor) -> list[Moments]:
+    """Of each column (N,), over all processes."""
+    mine = [x for column in columns for x in Moments.of(column, torch.ones_like(column, dtype=torch.bool)).to_list()]
+    sums = world.sum(mine)
+    return [Moments.from_list(sums[i:i + 3]) for i in range(0, len(sums), 3)]
 
 
 def _variance(moments: Moments) -> float:
@@ -123,22 +130,23 @@ class ValueTerm:
 
 
 class CriticLoss:
-    """The value loss of a run."""
+    """The value loss of a run. `judges`: rollouts bring no values along, training computes the old ones before it begins.
+    `detached`: the value loss trains the value head alone, not what it reads."""
 
-    def __init__(self, settings: PPOSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: PPOSettings, *, judges: bool = False, detached: bool = False) -> None:
+        self.settings, self.judges, self.detached = settings, judges, detached
 
     def warming_up(self, step: int) -> bool:
         """Whether training step `step` (from 1) trains the critic alone."""
         return critic_warming_up(self.settings, step - 1)
 
-    def loss(self, turns: Sequence[TrainingTurn], values_DV: torch.Tensor) -> ValueTerm:
+    def loss(self, turns: Sequence[TrainingTurn], values_M: torch.Tensor) -> ValueTerm:
         """The loss over the steps that were executed; a value weighs as the tokens it judges do in the policy's loss."""
-        def column(values: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.as_tensor(np.asarray(values).reshape(-1), dtype=dtype, device=values_DV.device)
+        def column(values: Sequence[Any], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.as_tensor(np.concatenate([np.asarray(v) for v in values]), dtype=dtype, device=values_M.device)
 
-        tokens_DV = np.array([(t.mask_N & t.in_loss).reshape(values_DV.shape[1], -1).sum(1) for t in turns])
-        weight_DV = np.array([t.scale for t in turns])[:, None] * tokens_DV
-        found = value_loss(self.settings, values_DV.flatten(), column([t.values_V for t in turns]),
-                           column([t.returns_V for t in turns]), column(tokens_DV > 0, torch.bool), column(weight_DV))
+        tokens = [(t.mask_N & t.in_loss).reshape(len(t.values_V), -1).sum(1) for t in turns]  # (V,) of each turn
+        found = value_loss(self.settings, values_M, column([t.values_V for t in turns]), column([t.returns_V for t in turns]),
+                           column([n > 0 for n in tokens], torch.bool),
+                           column([t.scale * n for t, n in zip(turns, tokens, strict=True)]))
         return ValueTerm(self.settings.value_coef * found.loss, found.stats)

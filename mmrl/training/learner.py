@@ -14,7 +14,7 @@ the number of micro-batches of an optimizer step beforehand, and who has fewer r
 Forwards, gradients and optimizer steps are the training engine's (mmrl.engines), what a turn's tokens are given and taken the
 policy's (`evaluate`), what rollouts are to learn the advantage estimator's (mmrl.credit, mmrl.training.critic).
 
-Legend: N tokens of all turns of a micro-batch, D turns, V values of a turn.
+Legend: N tokens of all turns of a micro-batch, M values of them (mmrl.policy.policy.Evaluated).
 """
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from mmrl.algorithms import EntropyBonus, EntropySettings, LossStats, ObjectiveSettings, OfflineSettings, ValueStats, policy_loss
+from mmrl.algorithms import (
+    EntropyBonus,
+    EntropySettings,
+    LossStats,
+    ObjectiveSettings,
+    OfflineSettings,
+    ValueStats,
+    policy_loss,
+    trainable,
+)
 from mmrl.algorithms import trajectory_in_loss as rollout_in_loss
 from mmrl.config import RunConfig
 from mmrl.engines.base import Trained, TrainEngine
@@ -37,6 +46,7 @@ from mmrl.group_rewards import usable
 from mmrl.offpolicy import OffPolicy
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Evaluated
+from mmrl.training.answer_critic import with_values
 from mmrl.training.critic import CriticLoss
 from mmrl.training.sequences import RolloutTargets, TrainingSample, TrainingTurn, plan_of, token_weight
 from mmrl.types import Rollout, RolloutGroup, Turn
@@ -135,6 +145,13 @@ class UpdateResult:
             total.add(stats)
         return total
 
+    @property
+    def critic(self) -> dict[str, float]:
+        """Metrics of the value loss; none without a critic."""
+        found = self.value_stats
+        return {} if found.count == 0 else {"train/critic/loss": found.loss / max(self.denominator, 1.0),
+                                            "train/critic/clipped": found.clipped / found.count}
+
     def merge(self, part: UpdateResult) -> None:
         """Add what is counted by each process for itself."""
         for name, stats in sorted(part.sources.items()):
@@ -167,6 +184,7 @@ class Learner:
         self._version = 0  # of the weights a step begins with, as turns name it
         self._result = UpdateResult()
         self._collected: list[RolloutGroup] = []
+        self._prompts: dict[Key, Prompt] = {}  # of groups whose turns have none, while the step is trained on
         self._names: list[str] = []  # of the samples trained on as they came
         self.losses = Losses(engine, world)
         e = a.entropy
@@ -205,7 +223,7 @@ class Learner:
         if self.policy.device.type == "cuda" and self.policy.device.index is not None:
             torch.cuda.set_device(self.policy.device)  # a thread has a current device of its own, which collectives use
         self.step, self._version = step, self.policy.version
-        self._result, self._collected, self._names = UpdateResult(), [], []
+        self._result, self._collected, self._names, self._prompts = UpdateResult(), [], [], {}
         self.offpolicy.begin()
         if not self.engine.lockstep:  # lets last step's gradients go before the rollout
             self.engine.begin()
@@ -233,7 +251,7 @@ class Learner:
         else:
             self._train_on_all(self._collected, result)
         result.credit = {**self.advantages.metrics(), **self.offpolicy.metrics(self.world), **self.entropy.metrics()}
-        self._collected = []
+        self._collected, self._prompts = [], {}
         self.on_weights()
         result.update_s += time.perf_counter() - began - result.logprobs_s
         return self._reduce(result)
@@ -249,6 +267,8 @@ class Learner:
         """All passes over the step's groups, whatever the order they closed in: round by round, place by place."""
         if self.config.schedule.kind != "serial" or self._shuffles:
             groups = sorted(groups, key=lambda g: (g.key[2], g.key[1]))
+        if self.critic is not None and self.critic.judges:
+            groups = self._judged(groups, result)
         with self.world.telling():
             samples = self._prepare(groups, result)
         if not self.one_pass and self.offpolicy.corrects(any(t.stale for s in samples for t in s.turns)):
@@ -287,7 +307,7 @@ class Learner:
                 continue
             if prompt is None and any(t.prompt is None for t in rollout.turns):
                 assert self._prompt_of is not None, "turns without a prompt belong to a sample that can be encoded"
-                prompt = self._prompt_of(group)
+                prompt = self._prompts[group.key] = self._prompts.get(group.key) or self._prompt_of(group)
             in_loss = good and rollout_in_loss(rollout, self.config.algorithm.overlong)
             yield self._sample(group, number, rollout, targets, prompt, in_loss)
 
@@ -309,6 +329,36 @@ class Learner:
                 self.offpolicy.asynchronous and not rollout.offline and turn.policy_version < self._version,
                 tuple(values), tuple(returns)))
         return TrainingSample((group.key, number), tuple(turns), denominator)
+
+    def _judged(self, groups: Sequence[RolloutGroup], result: UpdateResult) -> list[RolloutGroup]:
+        """The groups with the critic's values, those of the weights before the update, for all passes over the step. Collective."""
+        began = time.perf_counter()
+        with self.world.telling():
+            blank = {g.key: [RolloutTargets.of_outcome(0.0, len(r.turns)) if trainable(r) else None for r in g.rollouts]
+                     for g in groups}
+            drafts = [sample for g in groups for sample in self._samples(g, blank[g.key])]
+        found = with_values(groups, drafts, self._plan_without_step(drafts), lambda turns: self._judge(turns, result))
+        result.logprobs_s += time.perf_counter() - began
+        return found
+
+    def _judge(self, turns: Sequence[TrainingTurn], result: UpdateResult) -> tuple[list[tuple[float, ...]], list[float]]:
+        """The critic's values of each turn of a micro-batch, and after it; an idle one has none."""
+        prompt, written = self.policy.idle_turn()
+
+        def forward() -> tuple[torch.Tensor, ...]:
+            judged = self.policy.judge([t.prompt for t in turns] or [prompt], [t.tokens for t in turns] or [written])
+            result.packed_tokens += judged.num_tokens if turns else 0
+            return judged.values_M, judged.after_D
+
+        with torch.no_grad():
+            values_M, after_D = self.engine.run(forward)
+        pieces = values_M.split([len(t.tokens) if self.policy.values_tokens else 1 for t in turns]) if turns else ()
+        return [tuple(piece.tolist()) for piece in pieces], after_D.tolist()[:len(turns)]
+
+    def _plan_without_step(self, samples: Sequence[TrainingSample]) -> list[list[TrainingTurn]]:
+        """Micro-batches of forwards alone, with idle ones where forwards are collective."""
+        plan = plan_of(samples, self.config.train.token_budget)
+        return plan + [[]] * self._agree(plan, 0.0)[0] if self.engine.lockstep else plan
 
     # optimizer steps
 
@@ -399,7 +449,7 @@ class Learner:
             for name, stats in zip(names, loss.by_label, strict=True):
                 result.sources[name].stats += stats
         if self.critic is not None:
-            value = self.critic.loss(turns, out.values_DV)
+            value = self.critic.loss(turns, out.values_M)
             total, result.value_stats = total + value.loss, result.value_stats + value.stats
         if self.entropy.adaptive:
             seen_M = out.entropy_N.detach()[columns.in_loss_N & ~columns.offline_N].double()
@@ -427,7 +477,7 @@ class Learner:
         prompt, tokens = self.policy.idle_turn()
         _, out = self._forward([prompt], [tokens], result)
         parts = [] if self._warming else [out.logp_N.sum(), out.entropy_N.sum()]
-        return torch.stack(parts + [out.values_DV.sum()] * (self.critic is not None)).sum() * 0.0
+        return torch.stack(parts + [out.values_M.sum()] * (self.critic is not None)).sum() * 0.0
 
     def _forward(self, prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]],
                  result: UpdateResult) -> tuple[torch.Tensor | None, Evaluated]:
@@ -438,7 +488,8 @@ class Learner:
             with torch.no_grad(), self.policy.reference() as reference:
                 reference_N = self._evaluate(reference, prompts, tokens).logp_N
             result.logprobs_s += time.perf_counter() - began
-        out = self._evaluate(self.policy, prompts, tokens, detach_values=warming,
+        detached = warming or (self.critic is not None and self.critic.detached)
+        out = self._evaluate(self.policy, prompts, tokens, detach_values=detached,
                              entropy_gradient=self.entropy.coefficient > 0 and not warming)
         result.packed_tokens += out.num_tokens
         return reference_N, out
@@ -450,17 +501,15 @@ class Learner:
             nonlocal packed
             out = policy.evaluate(prompts, tokens, self.config.rollout.temperature, **options)
             packed = out.num_tokens
-            return out.logp_N, out.entropy_N, out.values_DV
+            return out.logp_N, out.entropy_N, out.values_M
 
-        logp_N, entropy_N, values_DV = self.engine.run(forward)
-        return Evaluated(logp_N, entropy_N, values_DV, packed)
+        logp_N, entropy_N, values_M = self.engine.run(forward)
+        return Evaluated(logp_N, entropy_N, values_M, packed)
 
     def _with_proximal(self, samples: Sequence[TrainingSample], result: UpdateResult) -> list[TrainingSample]:
         """The samples with the log-probs of the weights before the update, which later passes can no longer compute."""
         began, known = time.perf_counter(), dict[int, tuple[float, ...]]()
-        plan = plan_of(samples, self.config.train.token_budget)
-        if self.engine.lockstep:
-            plan += [[]] * self._agree(plan, 0.0)[0]
+        plan = self._plan_without_step(samples)
         with torch.no_grad():
             for turns in plan:
                 idle_prompt, idle_tokens = self.policy.idle_turn()

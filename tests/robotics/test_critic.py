@@ -132,10 +132,10 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
             for n in range(CHUNK * DIM):
                 if began[n // DIM]:
                     expected = expected - weight * judged[n // DIM if level == "action" else 0] * out.logp_N[n]
-            for v in range(out.values_DV.shape[1]):
+            for v in range(len(out.values_M)):
                 tokens = DIM * (sum(began) if level == "chunk" else began[v])
                 if tokens:
-                    error = 0.5 * (next(rows) - out.values_DV[0, v]) ** 2
+                    error = 0.5 * (next(rows) - out.values_M[v]) ** 2
                     squares += weight * tokens * error.item()
                     expected = expected + config.rl.value_coef * weight * tokens * error
     parameters = [p for _, p in vla.trainable()]

@@ -29,7 +29,7 @@ def test_behaviour_log_probs_are_those_of_training(model: Path, decode: str) -> 
     choices = vla.act(seen, [(1, i) for i in range(3)], temperature=0.7)
     out = vla.evaluate([c.prompt for c in choices], [c.tokens for c in choices], 0.7)
     assert torch.allclose(out.logp_N, torch.tensor([x for c in choices for x in c.logps]), atol=1e-5)
-    assert torch.allclose(out.values_DV, torch.tensor([c.values_V for c in choices]), atol=1e-6)
+    assert torch.allclose(out.values_M, torch.tensor([v for c in choices for v in c.values_V]), atol=1e-6)
     assert (out.entropy_N > 0).all() and (out.entropy_N <= np.log(9) + 1e-5).all()
     assert all(0 <= t < 9 for c in choices for t in c.tokens) and len(choices[0].tokens) == 2 * 2
 

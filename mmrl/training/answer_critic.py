@@ -1,0 +1,162 @@
+"""PPO on answers to prompts: a critic reads the language model's hidden states, generalised advantages from its values.
+
+    advantages, critic = judgement(config, world)            # for a Learner; algorithm.advantage gae, else Credit and no critic
+
+Level token: V(t) is what the critic expects before token t is written, read from the hidden state that predicts it; the reward
+comes with the last token. Level turn: one value of each turn, read from its prompt's last token. Old values are those of the
+weights before the update (`with_values`), by the packing that training uses: answers of a prompt share it there as well. What
+follows the last step of a rollout is algorithm.critic.bootstrap: nothing (TRL, verl), or the value read from its last token's
+hidden state.
+
+Advantages are normalised over all tokens (level turn: turns) in the loss of the step, as verl's masked_whiten and TRL's
+whiten do.
+
+Legend: B rollouts, T steps (tokens or turns) of the longest, R = T + 1 rows.
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mmrl.algorithms import GAESettings, PPOSettings, gae_advantages, trainable, trajectory_in_loss
+from mmrl.config import RunConfig
+from mmrl.credit import Credit
+from mmrl.group_rewards import training_rewards, usable
+from mmrl.policy.loading import add_value_head
+from mmrl.policy.policy import Policy
+from mmrl.training.critic import CriticLoss, normalised
+from mmrl.training.sequences import RolloutTargets, TrainingSample, TrainingTurn
+from mmrl.types import Rollout, RolloutGroup, Sample, StopReason
+from mmrl.world import World
+
+__all__ = ["AnswerAdvantages", "add_critic", "judgement", "with_values"]
+
+Key = tuple[int, int, int]
+
+
+def add_critic(policy: Policy, config: RunConfig, *folders: Any) -> Policy:
+    """The policy with the value head that `config` asks for, if it does; it goes on with the one saved in the first of `folders`
+    that holds one."""
+    c = config.algorithm.critic
+    if config.algorithm.advantage == "gae":
+        add_value_head(policy, hidden=c.hidden, tokens=c.level == "token", seed=config.seed, folders=[f for f in folders if f])
+    return policy
+
+
+def judgement(config: RunConfig, world: World, headline_of: Callable[[Sample], str]) -> tuple[Any, CriticLoss | None]:
+    """What rollouts are to learn, and the value loss where there is a critic; of a run on prompts."""
+    c = config.algorithm.critic
+    if config.algorithm.advantage != "gae":
+        return Credit(config, world, headline_of), None
+    settings = PPOSettings(value_clip=c.value_clip, huber_delta=c.huber_delta, value_coef=c.value_coef,
+                           critic_warmup_steps=c.warmup)
+    return AnswerAdvantages(config, world), CriticLoss(settings, judges=True, detached=c.detach)
+
+
+def with_values(groups: Sequence[RolloutGroup], drafts: Sequence[TrainingSample], plan: Sequence[Sequence[TrainingTurn]],
+                judge: Callable[[Sequence[TrainingTurn]], tuple[Sequence[Sequence[float]], Sequence[float]]]) -> list[RolloutGroup]:
+    """The groups with the critic's values in their turns, and in their rollouts what it expects after the last one.
+
+    `drafts`: the samples that will be trained on, `plan` their micro-batches, some of them idle (without turns). `judge` gives the
+    values of each turn of a micro-batch, and what each is worth when it has been written.
+    """
+    values: dict[int, tuple[float, ...]] = {}
+    after: dict[int, float] = {}
+    for turns in plan:
+        for turn, said, last in zip(turns, *judge(turns), strict=True):
+            values[id(turn)], after[id(turn)] = tuple(said), last
+    found: dict[Key, dict[int, Rollout]] = defaultdict(dict)
+    rollouts = {g.key: g.rollouts for g in groups}
+    for sample in drafts:
+        key, number = sample.place
+        rollout = rollouts[key][number]
+        judged = tuple(replace(t, values=values[id(s)]) for t, s in zip(rollout.turns, sample.turns, strict=True))
+        found[key][number] = replace(rollout, turns=judged, final_value=after[id(sample.turns[-1])])
+    return [replace(g, rollouts=tuple(found[g.key].get(i, r) for i, r in enumerate(g.rollouts))) for g in groups]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A rollout that is trained on: its values step by step, what it earned, and how it ended."""
+
+    values: tuple[float, ...]
+    reward: float
+    truncated: bool
+    final_value: float
+
+
+class AnswerAdvantages:
+    """An AdvantageEstimator: generalised advantages from the values in the groups' turns (see `with_values`).
+
+    `world`: the processes that have the other groups of the step, over all of which advantages are normalised.
+    """
+
+    looks_beyond_groups = "algorithm.advantage gae (its advantages are normalised over the step)"
+
+    def __init__(self, config: RunConfig, world: World) -> None:
+        c = config.algorithm.critic
+        self.config, self.world = config, world
+        self.gae = GAESettings(gamma=c.gamma, lam=c.gae_lambda, bootstrap=c.bootstrap)
+        self._metrics: dict[str, float] = {}
+
+    def targets(self, groups: Sequence[RolloutGroup]) -> Mapping[Key, list[RolloutTargets | None]]:
+        """See AdvantageEstimator. Collective. A rollout whose reward failed, or that is left out of the loss, learns nothing and
+        counts in no mean. Raises NonFiniteError for a reward or value that is not finite."""
+        columns: dict[tuple[Key, int], _Column] = {}
+        for group in groups:
+            rewards = training_rewards(group, self.config)
+            for number, (rollout, good) in enumerate(zip(group.rollouts, usable(group), strict=True)):
+                if good and trainable(rollout) and trajectory_in_loss(rollout, self.config.algorithm.overlong):
+                    columns[group.key, number] = _column(rollout, rewards[number])
+        advantages, returns = self._judged(list(columns.values()))
+        learned = {place: (advantages[:, b], returns[:, b]) for b, place in enumerate(columns)}
+        return {g.key: [_targets(r, learned.get((g.key, i))) if trainable(r) else None for i, r in enumerate(g.rollouts)]
+                for g in groups}
+
+    def _judged(self, columns: Sequence[_Column]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalised advantages and value targets, (T, B) float64."""
+        T, B = max((len(c.values) for c in columns), default=0), len(columns)
+        rewards_TB, final_TB = (torch.zeros(T, B, dtype=torch.float64) for _ in range(2))
+        values_RB = torch.zeros(T + 1, B, dtype=torch.float64)
+        valid_TB, terminated_TB, truncated_TB = (torch.zeros(T, B, dtype=torch.bool) for _ in range(3))
+        for b, column in enumerate(columns):
+            last = len(column.values) - 1
+            values_RB[:last + 1, b] = torch.tensor(column.values, dtype=torch.float64)
+            valid_TB[:last + 1, b] = True
+            rewards_TB[last, b], final_TB[last, b] = column.reward, column.final_value
+            truncated_TB[last, b], terminated_TB[last, b] = column.truncated, not column.truncated
+        found = gae_advantages(self.gae, rewards_TB, values_RB, terminated_TB, truncated_TB, final_values_TB=final_TB,
+                               valid_TB=valid_TB)
+        advantages_TB, self._metrics = normalised(found, values_RB[:-1], self.world)
+        return advantages_TB, found.returns
+
+    def metrics(self) -> dict[str, float]:
+        """Explained variance, mean target and mean value of the last step."""
+        return self._metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: each step is judged by itself."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+
+
+def _column(rollout: Rollout, reward: float) -> _Column:
+    last = rollout.turns[-1]
+    cut = last.stop is StopReason.LENGTH or (last.truncated and not last.terminated)
+    return _Column(tuple(v for t in rollout.turns for v in t.values), reward, cut, rollout.final_value)
+
+
+def _targets(rollout: Rollout, learned: tuple[torch.Tensor, torch.Tensor] | None) -> RolloutTargets:
+    """Of each turn its part of the rollout's steps; without `learned` no advantage, and the values it has."""
+    values = [t.values for t in rollout.turns]
+    if learned is None:
+        return RolloutTargets([(0.0,) * len(v) for v in values], values, values)
+    counts = [len(v) for v in values]
+    advantages, returns = ([piece.tolist() for piece in column[:sum(counts)].split(counts)] for column in learned)
+    return RolloutTargets(advantages, values, returns)
