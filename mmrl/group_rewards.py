@@ -24,7 +24,7 @@ from mmrl.types import ImageSize, Rollout, RolloutGroup, Score, VideoSize
 
 __all__ = [
     "GroupOutcome", "accuracies", "check_filter_key", "contrast_bonuses", "contrast_settings", "group_outcome", "is_usable",
-    "score_of", "score_origin", "training_parts", "training_rewards", "usable",
+    "passes_filter", "score_of", "score_origin", "training_parts", "training_rewards", "usable",
 ]
 
 T = TypeVar("T")
@@ -45,7 +45,11 @@ def _shuffled(values: Sequence[T], group: RolloutGroup, config: RunConfig) -> li
     """The control experiment's permutation of a group (reward.shuffle), or the values as they are."""
     if not config.reward.shuffle:
         return list(values)
-    return [values[i] for i in np.random.default_rng((config.seed, 17, *group.key)).permutation(len(values))]
+    found, places = list(values), [i for i, good in enumerate(usable(group)) if good]  # what has no reward takes no part
+    order = np.random.default_rng((config.seed, 17, *group.key)).permutation(len(places))
+    for place, number in zip(places, order, strict=True):
+        found[place] = values[places[number]]
+    return found
 
 
 def contrast_settings(config: RunConfig) -> ContrastSettings:
@@ -91,7 +95,7 @@ def training_rewards(group: RolloutGroup, config: RunConfig) -> list[float]:
 def training_parts(group: RolloutGroup, config: RunConfig) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     """What `training_rewards` sums up: (parts, weights) per trajectory; contrast bonus and overlong penalty are parts too."""
     a = config.algorithm
-    scores = [score_of(t) for t in group.rollouts]
+    scores = [t.score or Score.failure("not finished") for t in group.rollouts]
     parts, weights = [dict(s.parts) for s in scores], [dict(s.weights) for s in scores]
     if group.view:
         for table, weight, bonus in zip(parts, weights, contrast_bonuses(group, config), strict=True):
@@ -179,8 +183,16 @@ def group_outcome(group: RolloutGroup, config: RunConfig, task: Task) -> GroupOu
     if sum(good_G) < (1 if critic else 2):
         return GroupOutcome(group.key, None, low, high)
     scores = [score_of(t) for t, good in zip(group.rollouts, good_G, strict=True) if good]
-    rewards, f = [s.value for s in scores], config.algorithm.filter
+    rewards = [s.value for s in scores]
     values, top = _judged(scores, config, task) or (None, high)
+    return GroupOutcome(group.key, rewards, low, high, rewards if values is None else values, top,
+                        critic or passes_filter(scores, values, config))
+
+
+def passes_filter(scores: Sequence[Score], values: Sequence[float] | None, config: RunConfig) -> bool:
+    """Whether a group with these scores has signal by algorithm.filter (see `group_outcome`); `values` of its key, None where that
+    means the whole reward."""
+    rewards, f = [s.value for s in scores], config.algorithm.filter
     if config.algorithm.aggregation == "gdpo":
         names = sorted({name for s in scores for name, weight in s.weights.items() if weight})
         signal = any(has_signal([s.parts.get(name, 0.0) for s in scores]) for name in names)
@@ -191,5 +203,4 @@ def group_outcome(group: RolloutGroup, config: RunConfig, task: Task) -> GroupOu
     else:
         signal = signal and has_signal(values)
     mean = math.fsum(values) / len(values)
-    within = (f.low is None or f.low < mean) and (f.high is None or mean < f.high)
-    return GroupOutcome(group.key, rewards, low, high, values, top, critic or (signal and within))
+    return signal and (f.low is None or f.low < mean) and (f.high is None or mean < f.high)

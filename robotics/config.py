@@ -6,17 +6,20 @@
 """
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from mmrl.config import OptimConfig, RunConfig, Section, load_config_as
+from mmrl.config import AlgorithmConfig, OptimConfig, RunConfig, Section, load_config_as, with_new_names
 from mmrl.config import ScheduleConfig as _ScheduleConfig
+from mmrl.errors import did_you_mean
 
-__all__ = ["ActionConfig", "DemoConfig", "EmbodiedConfig", "EnvConfig", "RLConfig", "ScheduleConfig", "VLAConfig", "learner_config",
-           "load_embodied"]
+__all__ = ["ActionConfig", "DemoConfig", "EmbodiedAlgorithmConfig", "EmbodiedConfig", "EnvConfig", "RLConfig", "ScheduleConfig",
+           "VLAConfig", "load_embodied"]
 
 
 class _Section(Section, BaseModel):
@@ -96,11 +99,11 @@ class VLAConfig(_Section):
     proprio_high: list[float] = []
     """Its upper bounds, for normalisation; set when a policy is made."""
     value_head: bool = False
-    """Add a critic (rl.kind ppo)."""
+    """Add a critic (algorithm.advantage gae)."""
     value_hidden: int = Field(256, ge=1)
     """Width of the critic's hidden layer."""
     value_steps: int = Field(1, ge=1)
-    """Values of a decision: 1, or with rl.level action one per action step; set when a policy is made."""
+    """Values of a decision: 1, or with algorithm.critic.level action one per action step; set when a policy is made."""
 
 
 def _cloning() -> OptimConfig:
@@ -134,46 +137,35 @@ class DemoConfig(_Section):
     optim: OptimConfig = Field(default_factory=_cloning)
 
 
-class RLConfig(_Section):
-    """Embodied reinforcement learning; the GRPO settings are those of `algorithm`."""
+Reward = Literal["success", "shaped", "relative", "brevity"]
 
-    kind: Literal["grpo", "ppo"] = "grpo"
-    """grpo: an episode's advantage is compared within its group; ppo: a critic judges each decision (GAE)."""
-    reward: Literal["success", "shaped", "relative"] = "success"
-    """success: paid once, at the end; shaped: the simulator's rewards; relative: their differences from step to step."""
+
+class RLConfig(_Section):
+    """What an episode earns. How its policy learns from that is said by `algorithm`, as for answers."""
+
+    reward: Reward | dict[Reward, float] = "success"
+    """success: paid once, at the end; shaped: the simulator's rewards; relative: their differences from step to step; brevity: the
+    share of env.horizon that a successful episode did not need. Or several with their weights, {success: 1.0, brevity: 0.2}: with
+    algorithm.aggregation gdpo each is normalised by itself."""
     reward_coef: float = Field(1.0, gt=0)
     """Rewards are multiplied by this."""
     success: Literal["once", "at_end"] = "once"
     """Which success is paid: ever reached, or still there at the end."""
-    length_norm: Literal["trajectory", "token"] = "trajectory"
-    """Every trajectory weighs the same, or every token does. ppo normalises advantages over decisions (or action steps) first,
-    all alike; weighed by 1 / length of their trajectory their mean is then not 0 but leans towards that of short episodes;
-    token keeps it near 0. RLinf does the same."""
-    filter_low: float = Field(0.0, ge=0, le=1)
-    """grpo: groups whose mean success lies below this are drawn again. Included, other than algorithm.filter.low (SimpleVLA-RL:
-    0.1)."""
-    filter_high: float = Field(1.0, ge=0, le=1)
-    """grpo: groups whose mean success lies above this are drawn again. Included (SimpleVLA-RL: 0.9)."""
-    level: Literal["chunk", "action"] = "chunk"
-    """ppo: one value and advantage per decision, or per executed action step of it."""
-    gamma: float = Field(0.99, gt=0, le=1)
-    """ppo: discount per decision; with level action per action step."""
-    gae_lambda: float = Field(0.95, ge=0, le=1)
-    """ppo: lambda of generalised advantage estimation."""
-    value_coef: float = Field(0.5, ge=0)
-    """ppo: weight of the value loss."""
-    value_clip: float | None = Field(0.2, gt=0)
-    """ppo: a value's change from the old one is clipped to this; null: not clipped."""
-    huber_delta: float = Field(10.0, gt=0)
-    """ppo: where the value loss turns from quadratic to linear."""
-    value_lr: float | None = Field(None, gt=0)
-    """ppo: learning rate of the critic; null: optim.lr."""
-    critic_warmup: int = Field(0, ge=0)
-    """ppo: training steps (not optimizer steps) at the start in which only the critic learns."""
-    entropy_coef: float = Field(0.0, ge=0)
-    """Weight of the entropy bonus."""
-    bootstrap: Literal["standard", "always", "never"] = "standard"
-    """ppo: the value of the final state is added at truncation, at every end, or never."""
+
+    @property
+    def weights(self) -> dict[Reward, float]:
+        """Kinds of reward and their weights."""
+        return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
+
+
+class EmbodiedAlgorithmConfig(AlgorithmConfig):
+    """The algorithm section with the default of episodes."""
+
+    aggregate: Literal["token_mean", "sequence_mean", "dr_grpo"] = "sequence_mean"
+    """How token losses become one loss: mean over all tokens of the step (SimpleVLA-RL), mean over episodes of their means (every
+    episode weighs the same), or sum over a constant length, that of the longest episode (Dr.GRPO). Advantages of gae are normalised
+    over decisions (or action steps) first, all alike; weighed by 1 / length of their episode their mean is then not 0 but leans
+    towards that of short episodes; token_mean keeps it near 0. RLinf weighs by length."""
 
 
 class ScheduleConfig(_ScheduleConfig):
@@ -194,27 +186,21 @@ class ScheduleConfig(_ScheduleConfig):
         return self
 
 
-_UNUSED = {"algorithm": ("advantage", "critic", "aggregate", "importance", "aggregation", "contrast", "difficulty", "entropy",
-                         "filter", "offline", "overlong", "carry_share"),
-           "engine": ("rollout", "vllm"), "rollout": ("top_p", "top_k", "max_new_tokens"),
-           "data": ("train", "eval", "selection", "curriculum"),
-           "reward": ("shuffle",), "eval": ("views",), "train": ("forward",)}
-"""Keys of the other kind of run, by section: an embodied run refuses them rather than ignore them."""
-
-_OF_KIND: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    "grpo": ("ppo judges each decision by its critic and trains on every episode that finished, whatever its group (only a group "
-             "of which none finished is replaced, up to algorithm.max_rounds states)",
-             {"rl": ("filter_low", "filter_high"), "algorithm": ("dynamic_sampling", "advantage_scale")}),
-    "ppo": ("grpo gives a whole episode one advantage, from its group, and has no critic",
-            {"rl": ("level", "gamma", "gae_lambda", "value_coef", "value_clip", "huber_delta", "value_lr", "critic_warmup",
-                    "bootstrap")})}
-"""Keys of one rl.kind: why the other has no use for them, and which, by section."""
-
-
-def _changed(section: BaseModel, key: str) -> bool:
-    """Whether `key` is set to something else than its default. A file written by a run names every key."""
-    default = type(section).model_fields[key].get_default(call_default_factory=True)
-    return key in section.model_fields_set and getattr(section, key) != default
+_OF_PROMPTS = {
+    "algorithm.contrast": "there is no changed view of a simulator to roll out on",
+    "algorithm.offline": "demonstrations of a simulator are cloned beforehand (mmrl sft), none belongs to the state of a group",
+    "algorithm.overlong": "an episode is cut off at env.horizon, which is part of its task",
+    "algorithm.carry_share": "a place's initial states follow from its number alone, so none is carried to another step",
+    "engine.rollout": "a policy that acts decides by its own forward pass",
+    "engine.vllm": "a policy that acts decides by its own forward pass",
+    "rollout.top_p": "actions are drawn from all of their bins", "rollout.top_k": "actions are drawn from all of their bins",
+    "rollout.max_new_tokens": "a decision has the tokens of action.chunk action steps, no more and no fewer",
+    "data.train": "episodes come from env", "data.eval": "held-out episodes come from env (eval_states)",
+    "data.selection": "episodes come from env", "data.curriculum": "episodes come from env",
+    "eval.views": "there is no changed view of a simulator to answer on",
+    "train.forward": "each decision has a prompt of its own, none is shared",
+}
+"""Keys that an episode has no use for, and why: an embodied run refuses them rather than ignore them."""
 
 
 class EmbodiedConfig(RunConfig):
@@ -228,59 +214,73 @@ class EmbodiedConfig(RunConfig):
     action: ActionConfig = ActionConfig()
     vla: VLAConfig = VLAConfig()
     demos: DemoConfig = DemoConfig()
+    algorithm: EmbodiedAlgorithmConfig = EmbodiedAlgorithmConfig()
     rl: RLConfig = RLConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     eval_states: int = Field(100, ge=1)
     """Held-out initial states per task, before and after training."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_new_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        tree, said = with_new_names(data)
+        if said:
+            warnings.warn("these keys have another name, and the old ones go with the next release: " + "; ".join(said),
+                          FutureWarning, stacklevel=2)
+        return tree
+
     @model_validator(mode="after")
     def _embodied(self) -> EmbodiedConfig:
-        for section, keys in _UNUSED.items():
+        for name, why in _OF_PROMPTS.items():
+            section, key = name.split(".")
             part = getattr(self, section)
-            for key in keys:
-                if getattr(part, key) != type(part).model_fields[key].get_default(call_default_factory=True):
-                    raise ValueError(f"{section}.{key} means nothing to an embodied run (episodes come from env, rewards from rl): "
-                                     "remove it")
-        if self.algorithm.advantage_scale not in ("std", "none"):
-            raise ValueError(f"algorithm.advantage_scale of an embodied run is std or none, found {self.algorithm.advantage_scale}")
+            if getattr(part, key) != type(part).model_fields[key].get_default(call_default_factory=True):
+                raise ValueError(f"{name} means nothing to an embodied run: {why}; remove it")
+        self._check_rewards()
+        if missing := [c for c in self.vla.cameras if c not in self.env.cameras]:
+            raise ValueError(f"vla.cameras needs {', '.join(missing)}, which env.cameras ({', '.join(self.env.cameras)}) does not "
+                             "render")
+        return self
+
+    def _check_rewards(self) -> None:
+        weights = self.rl.weights
+        if not weights or not all(math.isfinite(w) and w > 0 for w in weights.values()):
+            raise ValueError(f"rl.reward needs at least one kind, each with a weight above 0, found {self.rl.reward}")
         if self.rl.success == "at_end" and self.stops_at_success:
             raise ValueError("rl.success at_end needs episodes that go on after a success: set env.options.stop_at_success: false "
                              "(tiny, maniskill; LIBERO and robosuite always stop)")
-        missing = [c for c in self.vla.cameras if c not in self.env.cameras]
-        if missing:
-            raise ValueError(f"vla.cameras needs {', '.join(missing)}, which env.cameras ({', '.join(self.env.cameras)}) does not "
-                             "render")
-        if self.rl.filter_low >= self.rl.filter_high:
-            raise ValueError(f"rl.filter_low ({self.rl.filter_low}) must lie below rl.filter_high ({self.rl.filter_high})")
-        if self.rl.kind == "ppo" and not self.vla.value_head:
-            raise ValueError("rl.kind ppo needs a critic: set vla.value_head: true")
-        self._check_kind()
-        return self
+        if "brevity" in weights and not self.stops_at_success:
+            raise ValueError("rl.reward brevity needs episodes that end with their success, here they go on to env.horizon: remove "
+                             "env.options.stop_at_success: false, or brevity")
+        known = ("accuracy", "reward", "success", *weights)
+        if (key := self.algorithm.filter.key) not in known:
+            raise ValueError(f"algorithm.filter.key: expected accuracy or reward (the whole), success, or a kind of rl.reward "
+                             f"({', '.join(weights)}), found {key!r}.{did_you_mean(key, known)}")
 
     def _check_critic_of_kind(self) -> None:
-        """See RunConfig: the rl section has it."""
-
-    def _check_kind(self) -> None:
-        """Refuse what was set and means nothing to rl.kind, rather than ignore it."""
-        for kind, (why, sections) in _OF_KIND.items():
-            wrong = [f"{name}.{key} {getattr(getattr(self, name), key)}" for name, keys in sections.items() for key in keys
-                     if _changed(getattr(self, name), key)]
-            if kind != self.rl.kind and wrong:
-                raise ValueError(f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} of rl.kind {kind}: {why}; remove "
-                                 f"{'it' if len(wrong) == 1 else 'them'} (or set the default), or set rl.kind: {kind}")
+        """What a robot's critic can judge."""
+        a = self.algorithm
+        if a.critic.level == "token":
+            raise ValueError("algorithm.critic.level token is of answers: a robot's tokens are bins of one decision, which is "
+                             "executed as a whole, so nothing is earned between two of them; use turn or action")
+        if a.advantage != "gae":
+            return
+        if a.critic.hidden != type(a.critic).model_fields["hidden"].default:
+            raise ValueError(f"algorithm.critic.hidden {a.critic.hidden} is of answers: the width of a robot's critic is that of "
+                             "its checkpoint; remove it, or set vla.value_hidden")
+        if not self.vla.value_head:
+            raise ValueError("algorithm.advantage gae needs a critic: set vla.value_head: true")
+        if self.reward.shuffle:
+            raise ValueError("reward.shuffle deals the rewards of a group's episodes anew, and a critic learns from those of "
+                             "single steps, which have no counterpart in another episode: use advantage grpo, rloo, opo or pass_k "
+                             "for this control, or set it to false")
 
     @property
     def stops_at_success(self) -> bool:
         """Whether a success ends an episode, so that success at the end says nothing beyond success once."""
         return self.env.suite in ("libero", "robosuite") or bool(self.env.options.get("stop_at_success", True))
-
-
-def learner_config(config: EmbodiedConfig) -> EmbodiedConfig:
-    """The configuration with the rl section's entropy bonus and length normalisation where the learner reads them."""
-    a = config.algorithm
-    own = {"aggregate": "sequence_mean" if config.rl.length_norm == "trajectory" else "token_mean",
-           "entropy": a.entropy.model_copy(update={"coef": config.rl.entropy_coef})}
-    return config.model_copy(update={"algorithm": a.model_copy(update=own)})
 
 
 def load_embodied(path: str | Path | None = None, overrides: list[str] | None = None) -> EmbodiedConfig:

@@ -1,66 +1,74 @@
 """What a robot's episodes earn, which groups of them teach, and the learner of a run on simulators, as the configuration says."""
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from mmrl.algorithms import (
-    AdvantageScale,
-    GAESettings,
-    GroupBounds,
-    GroupOutcome,
-    PPOSettings,
-    ReturnSettings,
-    group_outcome,
-    trainable,
-    trajectory_return,
-)
+from mmrl.algorithms import GAESettings, PPOSettings, ReturnSettings, return_parts, trainable
 from mmrl.credit import Credit
 from mmrl.engines import TrainEngine
+from mmrl.group_rewards import passes_filter, score_of
 from mmrl.training.critic import CriticAdvantages, CriticLoss
-from mmrl.training.learner import Learner
+from mmrl.training.learner import AdvantageEstimator, Learner
 from mmrl.types import Rollout, RolloutGroup, Score
 from mmrl.world import World
-from robotics.config import EmbodiedConfig, learner_config
+from robotics.config import EmbodiedConfig
 from robotics.vla import VLAPolicy
 
-__all__ = ["critic_advantages", "outcome_of", "return_settings", "robot_learner", "scored"]
+__all__ = ["critic_advantages", "most_tokens", "return_settings", "robot_learner", "scored", "teaches"]
 
 
 def robot_learner(config: EmbodiedConfig, policy: VLAPolicy, engine: TrainEngine, world: World,
                   actor: VLAPolicy | None = None) -> Learner:
-    """What trains `policy` on groups of episodes: with rl.kind ppo by a critic, else by the episodes' returns. `actor` has the
-    weights before a step, whole: a copy where the engine shards them, else (None) the policy itself."""
-    own, r = learner_config(config), config.rl
-    if r.kind != "ppo":
-        return Learner(own, policy, engine, world, Credit(own, world), shuffles=True, packs_groups=False)
-    critic = CriticLoss(PPOSettings(value_clip=r.value_clip, huber_delta=r.huber_delta, value_coef=r.value_coef,
-                                    critic_warmup_steps=r.critic_warmup))
-    return Learner(own, policy, engine, world, critic_advantages(config, actor or policy, world), critic=critic, shuffles=True,
-                   packs_groups=False)
+    """What trains `policy` on groups of episodes: with algorithm.advantage gae by a critic, else by the episodes' scores. `actor`
+    has the weights before a step, whole: a copy where the engine shards them, else (None) the policy itself."""
+    c, critic = config.algorithm.critic, None
+    advantages: AdvantageEstimator = Credit(config, world, lambda sample: f"success_{config.rl.success}")
+    if config.algorithm.advantage == "gae":
+        critic = CriticLoss(PPOSettings(value_clip=c.value_clip, huber_delta=c.huber_delta, value_coef=c.value_coef,
+                                        critic_warmup_steps=c.warmup), detached=c.detach)
+        advantages = critic_advantages(config, actor or policy, world)
+    return Learner(config, policy, engine, world, advantages, critic=critic, shuffles=True, packs_groups=False,
+                   longest=most_tokens(config, policy))
+
+
+def most_tokens(config: EmbodiedConfig, policy: VLAPolicy) -> int:
+    """Tokens of an episode that is never over before env.horizon."""
+    return math.ceil(config.env.horizon / (policy.codec.chunk * policy.codec.repeat)) * policy.tokens_per_decision
 
 
 def critic_advantages(config: EmbodiedConfig, actor: VLAPolicy, world: World) -> CriticAdvantages:
-    """PPO's judge: one decision is one step of GAE, or with rl.level action each of its action steps is."""
-    r = config.rl
-    gae = GAESettings(gamma=r.gamma, lam=r.gae_lambda, bootstrap=r.bootstrap, level=r.level)
+    """PPO's judge: one decision is one step of GAE, or with algorithm.critic.level action each of its action steps is."""
+    c = config.algorithm.critic
+    gae = GAESettings(gamma=c.gamma, lam=c.gae_lambda, bootstrap=c.bootstrap, level="action" if c.level == "action" else "chunk")
     return CriticAdvantages(return_settings(config), gae, actor, world, config.train.token_budget)
 
 
 def return_settings(config: EmbodiedConfig) -> ReturnSettings:
     """The rl section's rewards."""
-    return ReturnSettings(kind=config.rl.reward, coef=config.rl.reward_coef, success=config.rl.success)
+    return ReturnSettings(kind=config.rl.reward, coef=config.rl.reward_coef, success=config.rl.success, horizon=config.env.horizon)
 
 
-def outcome_of(config: EmbodiedConfig, group: RolloutGroup) -> GroupOutcome:
-    """Returns, GRPO advantages and whether the group is worth training on."""
-    scale: AdvantageScale = "none" if config.algorithm.advantage_scale == "none" else "std"
-    return group_outcome(group.rollouts, return_settings(config), GroupBounds(low=config.rl.filter_low, high=config.rl.filter_high),
-                         scale)
+def teaches(config: EmbodiedConfig, group: RolloutGroup) -> bool | None:
+    """Whether a group of scored episodes has signal by algorithm.filter; None where fewer than two of them finished.
+
+    Its keys are accuracy and reward (the whole), success (0 or 1), and the kinds of rl.reward."""
+    done = [r for r in group.rollouts if trainable(r)]
+    if len(done) < 2:
+        return None
+    key, settings, scores = config.algorithm.filter.key, return_settings(config), [score_of(r) for r in done]
+    values = None
+    if key == "success":
+        values = [float(settings.succeeded(r)) for r in done]
+    elif key not in ("accuracy", "reward"):
+        values = [s.parts[key] for s in scores]
+    return passes_filter(scores, values, config)
 
 
 def scored(episode: Rollout, settings: ReturnSettings) -> Rollout:
-    """The episode with the score that training compares: its return. One that could not be finished has none."""
+    """The episode with the score that training compares: its return, kind by kind. One that could not be finished has none."""
     if not trainable(episode):
         return episode
-    return replace(episode, score=Score.combine({settings.kind: trajectory_return(episode, settings)}, {settings.kind: 1.0},
-                                                parsed=True, metrics={**episode.info, "steps": float(episode.steps)}))
+    weights = {str(kind): weight for kind, weight in settings.weights.items()}
+    return replace(episode, score=Score.combine(return_parts(episode, settings), weights, parsed=True,
+                                                metrics={**episode.info, "steps": float(episode.steps)}))

@@ -83,16 +83,17 @@ def _check_statistics(config: EmbodiedConfig, codec: ActionCodec, trainable: boo
 
 def _critic_settings(config: EmbodiedConfig, settings: VLAConfig, codec: ActionCodec, trainable: bool) -> VLAConfig:
     """`settings` with the critic: the checkpoint's where it has one, else the configuration's."""
-    steps = codec.chunk if config.rl.level == "action" else 1
+    steps = codec.chunk if config.algorithm.critic.level == "action" else 1
     if not settings.value_head:
         return settings.model_copy(update={"value_head": config.vla.value_head, "value_hidden": config.vla.value_hidden,
                                            "value_steps": steps})
     if "value_hidden" in config.vla.model_fields_set and config.vla.value_hidden != settings.value_hidden:
         raise _contradiction(config, "value_hidden", settings.value_hidden, config.vla.value_hidden)
-    if trainable and config.rl.kind == "ppo" and steps != settings.value_steps:
+    if trainable and config.algorithm.advantage == "gae" and steps != settings.value_steps:
+        level = config.algorithm.critic.level
         raise ConfigError(f"{config.model.path} has a critic with {settings.value_steps} values for each decision (vla.json), "
-                          f"rl.level {config.rl.level} needs {steps}: set rl.level: {'action' if steps == 1 else 'chunk'}, or "
-                          "start from a policy without a critic")
+                          f"algorithm.critic.level {level} needs {steps}: set it to {'action' if steps == 1 else 'turn'}, or start "
+                          "from a policy without a critic")
     return settings
 
 
@@ -113,7 +114,7 @@ def load_vla(config: EmbodiedConfig, *, space: ActionSpace | None = None, propri
                           "one with mmrl sft and this configuration")
     else:
         codec = codec_for(config, space)
-        settings = config.vla.model_copy(update={"value_steps": codec.chunk if config.rl.level == "action" else 1})
+        settings = config.vla.model_copy(update={"value_steps": codec.chunk if config.algorithm.critic.level == "action" else 1})
         if settings.proprio:
             assert proprio is not None, "a new policy with proprioception needs its range"
             settings = settings.model_copy(update={"proprio_dim": len(proprio[0]), "proprio_low": list(proprio[0]),

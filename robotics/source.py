@@ -20,7 +20,7 @@ from mmrl.pipeline import Closed
 from mmrl.types import RolloutGroup
 from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, InitialState, Split, initial_states
-from robotics.learning import outcome_of, return_settings, scored
+from robotics.learning import return_settings, scored, teaches
 from robotics.rollout import Closing, Driver, GroupRequest
 
 __all__ = ["EpisodeSource", "Played", "StepRecord", "env_specs", "states_of"]
@@ -118,7 +118,7 @@ class EpisodeSource:
     @property
     def _rounds(self) -> int:
         a = self.config.algorithm
-        return a.max_rounds if a.dynamic_sampling else 1
+        return a.max_rounds if a.dynamic_sampling or a.advantage == "gae" else 1  # gae: where no episode finished
 
     def poll(self, timeout_s: float) -> Sequence[Closed[RolloutGroup]]:
         """See GroupSource."""
@@ -133,18 +133,18 @@ class EpisodeSource:
         """The end of the group's place, or None when another state is tried there."""
         step, place, attempt = group.key
         group = replace(group, rollouts=tuple(scored(r, return_settings(self.config)) for r in group.rollouts))
-        record, outcome = self.records[step], outcome_of(self.config, group)
+        record, lesson = self.records[step], teaches(self.config, group)
         record.groups.append(Played.of(group))
         version = min(r.oldest_version(step - 1) for r in group.rollouts)
-        if self.config.rl.kind == "ppo":  # a critic judges each decision: what finished can be learned from
+        if self.config.algorithm.advantage == "gae":  # a critic judges each decision: what finished can be learned from
             wanted = any(map(trainable, group.rollouts))
         else:
-            wanted = outcome.offered is not None and (outcome.keep or not self.config.algorithm.dynamic_sampling)
+            wanted = lesson is not None and (lesson or not self.config.algorithm.dynamic_sampling)
         if wanted:
             record.kept += 1
             return Closed(step, place // self.size, group, version)
-        record.failed += outcome.offered is None
-        record.no_signal += outcome.offered is not None
+        record.failed += lesson is None
+        record.no_signal += lesson is not None
         if attempt % self._rounds + 1 < self._rounds:
             self.driver.submit(self._request(step, place, attempt + 1))
             return None

@@ -108,7 +108,7 @@ class EmbodiedTrainer(Trainer):
         return load_vla(self.config, needs_reference=self.config.algorithm.kl.coef > 0, device=self.world.device, weights=weights)
 
     def _build_optimizer(self) -> torch.optim.AdamW:
-        return build_policy_optimizer(self.policy, self.config.optim, self.config.rl.value_lr)
+        return build_policy_optimizer(self.policy, self.config.optim, self.config.algorithm.critic.lr)
 
     def _build_engines(self) -> None:
         with self.world.telling():
@@ -130,7 +130,7 @@ class EmbodiedTrainer(Trainer):
                 RayWorkers(self.cluster) if self.cluster else None) as self.pool:
             stages = 1 if c.schedule.kind == "serial" else c.schedule.stages
             self.driver = Driver(self.pool, self.actor, seed=c.seed, stages=stages, temperature=c.rollout.temperature,
-                                 retries=c.env.retries, timeline=self.timeline, bootstrap=c.rl.bootstrap)
+                                 retries=c.env.retries, timeline=self.timeline, bootstrap=c.algorithm.critic.bootstrap)
             self.source = EpisodeSource(c, self.driver, rank=self.world.rank, size=self.world.size)
             self._ahead: list[Failure] = []  # attempts of the next steps that failed during an evaluation
             self.updater = self._learner()
@@ -158,10 +158,14 @@ class EmbodiedTrainer(Trainer):
         return notes
 
     def _state(self) -> dict[str, Any]:
-        return {"updates": self.updater.updates, "version": self.actor.version}
+        return {"updates": self.updater.updates, "version": self.actor.version, "entropy": self.updater.entropy.state_dict(),
+                "credit": self.updater.advantages.state_dict()}
 
     def _load_state(self, state: dict[str, Any]) -> None:
         self.updater.updates, self.actor.version = state["updates"], state["version"]
+        if "credit" in state:  # not in checkpoints from before robots could have either
+            self.updater.entropy.load_state_dict(state["entropy"])
+            self.updater.advantages.load_state_dict(state["credit"])
 
     def _train_step(self, step: int) -> dict[str, Any]:
         began = time.perf_counter()
@@ -261,7 +265,7 @@ def step_row(config: EmbodiedConfig, record: StepRecord, update: UpdateResult, w
         "train/kl_ref": own["kl_ref"], "train/policy_loss": total.stats.policy_loss / max(update.denominator, 1.0),
         "train/grad_norm": float(np.mean(update.grad_norms)) if update.grad_norms else 0.0, "train/lr": update.lr,
         **update.credit}
-    if config.rl.kind == "ppo":
+    if config.algorithm.advantage == "gae":
         found = update.value_stats
         row.update({"train/critic/loss": found.loss / max(update.denominator, 1.0),
                     "train/critic/clipped": found.clipped / max(found.count, 1.0)})

@@ -10,7 +10,7 @@ Proprioception enters as bin tokens of the prompt (pi0.5, arXiv 2504.16054), a w
 rollout share one forward pass, `evaluate`.
 
 Legend: D decisions, U different prompts, N tokens of a decision (chunk steps x action dimensions), H hidden width; third axis
-of logits: bins, of values V: one per decision, or one per action step (rl.level action).
+of logits: bins, of values V: one per decision, or one per action step (algorithm.critic.level action).
 """
 from __future__ import annotations
 

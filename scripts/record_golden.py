@@ -60,7 +60,7 @@ def _robots(*extra: str) -> Kind:
 
 
 _VIDEO = ("data.train.0.path={data}/video/train/direction/data.jsonl", "data.cache.dir={out}/cache")
-_PPO = ("rl.kind=ppo", "vla.value_head=true")
+_PPO = ("algorithm.advantage=gae", "vla.value_head=true")
 KINDS: dict[str, Kind] = {
     "grounding": _grounding(),
     "grounding_kl": _grounding("algorithm.kl.coef=0.05", "algorithm.epochs=2", "algorithm.minibatches=2"),
@@ -73,8 +73,8 @@ KINDS: dict[str, Kind] = {
                                    "data.train.0.path={data}/demo/train/data.jsonl"), command="sft"),
     "robots_grpo": _robots("schedule.kind=serial"),
     "robots_pipelined": _robots(),
-    "robots_ppo_chunk": _robots(*_PPO, "rl.level=chunk"),
-    "robots_ppo_action": _robots(*_PPO, "rl.level=action"),
+    "robots_ppo_chunk": _robots(*_PPO, "algorithm.critic.level=turn"),
+    "robots_ppo_action": _robots(*_PPO, "algorithm.critic.level=action"),
     "ddp": _grounding("engine.train=ddp", processes=2),
     "fsdp2": _grounding("engine.train=fsdp2", processes=2),
 }

@@ -183,7 +183,7 @@ def test_a_critic_is_of_advantage_gae(small: Path) -> None:
         load_config(small, ["rollout.group_size=1"])
     for override, words in (("algorithm.critic.level=action", "level action is of robots"),
                             ("algorithm.importance=sequence", "importance sequence gives an answer one ratio"),
-                            ("algorithm.difficulty=softmax", "the critic knows which prompts are hard"),
+                            ("algorithm.difficulty=softmax", "the critic knows what is hard"),
                             ("algorithm.offline.per_group=1", "with advantage gae nothing does")):
         with pytest.raises(ConfigError, match=words):
             load_config(small, [gae, override])

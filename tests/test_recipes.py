@@ -237,7 +237,8 @@ def test_a_policy_cloned_with_other_settings_is_named(cloned: tuple[Path, list[s
 
 def test_what_only_training_reads_makes_no_other_clone(cloned: tuple[Path, list[str]], tmp_path: Path) -> None:
     folder, settings = cloned
-    extra = ["env.slots=3", "rl.kind=ppo", "rl.filter_low=0", "rl.filter_high=1", "vla.value_head=true", "seed=4", "name=other"]
+    extra = ["env.slots=3", "algorithm.advantage=gae", "algorithm.filter.low=null", "algorithm.filter.high=null",
+             "vla.value_head=true", "seed=4", "name=other"]
     check_clone(load_embodied(REPO / "configs" / "maniskill.yaml", [*settings, *extra]), folder / "maniskill_sft" / "model")
     with pytest.raises(ConfigError, match=r"trainer/config\.yaml, found no such file: remove"):
         check_clone(load_embodied(REPO / "configs" / "maniskill.yaml", settings), tmp_path)

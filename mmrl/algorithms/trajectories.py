@@ -1,12 +1,8 @@
-"""From episodes of several decisions to loss inputs: rewards, masks, groups, grids for GAE, length weights.
+"""From episodes of several decisions to loss inputs: rewards, masks, grids for GAE, length weights.
 
 An episode is a mmrl.types.Rollout in an environment: its turns have rewards and say which of their steps were executed. Episodes
 that ended in an error are counted and nothing else: they neither train nor enter the mean of their group, since nobody knows
-what they would have earned. A group outside the bounds on its success rate is not masked, it is replaced, by the sampler
-that also replaces groups without signal:
-
-    outcome = group_outcome(episodes)
-    sampler.offer(ticket.key, outcome.offered, top=settings.coef, keep=outcome.keep)     # DynamicSampler: asks again
+what they would have earned.
 
 Legend: G members of a group, B episodes, T decisions of the longest, R = T + 1 rows, C control steps of a chunk, K action
 steps of a chunk, V values of a decision: 1, or K.
@@ -15,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -23,15 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages import AdvantageScale, group_advantages, has_signal
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.types import Rollout
 
-__all__ = ["EpisodeCounts", "Grid", "GroupBounds", "GroupOutcome", "LengthNorm", "LengthWeights",
-           "ReturnKind", "ReturnSettings", "group_outcome", "length_weights", "make_grid", "step_rewards", "token_mask",
-           "trainable", "trajectory_return", "within_bounds"]
+__all__ = ["EpisodeCounts", "Grid", "LengthNorm", "LengthWeights", "ReturnKind", "ReturnSettings", "length_weights", "make_grid",
+           "return_parts", "step_rewards", "token_mask", "trainable", "trajectory_return"]
 
-ReturnKind = Literal["success", "shaped", "relative"]
+ReturnKind = Literal["success", "shaped", "relative", "brevity"]
 LengthNorm = Literal["token_mean", "trajectory_mean", "max_length"]
 
 
@@ -39,21 +33,36 @@ LengthNorm = Literal["token_mean", "trajectory_mean", "max_length"]
 class ReturnSettings:
     """What an episode earns."""
 
-    kind: ReturnKind = "success"
-    """'success': coef at the last valid step of a successful episode, else 0 (SimpleVLA-RL coef 1; RLinf GRPO coef 5).
+    kind: ReturnKind | Mapping[ReturnKind, float] = "success"
+    """One kind of reward, or several with the weight of each.
+    'success': coef at the last valid step of a successful episode, else 0 (SimpleVLA-RL coef 1; RLinf GRPO coef 5).
     'shaped': coef times the simulator's rewards. 'relative': coef times their differences r_t - r_{t-1}, so that a state
-    that pays in every step pays once, and losing it takes the pay back (RLinf use_rel_reward, RL4VLA)."""
+    that pays in every step pays once, and losing it takes the pay back (RLinf use_rel_reward, RL4VLA).
+    'brevity': coef times the share of the horizon that a successful episode did not need, at its last valid step; else 0."""
     coef: float = 1.0
     success: Literal["once", "at_end"] = "once"
     """Which success counts: ever reached, or still there at the end."""
+    horizon: int = 0
+    """Control steps until an episode is truncated; read by brevity."""
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", get_args(ReturnKind)), ("success", ("once", "at_end"))):
-            value = getattr(self, name)
-            if value not in known:
-                raise ConfigError(f"expected {name} to be one of {', '.join(known)}, found {value!r}.{did_you_mean(value, known)}")
+        for name, known, values in (("kind", get_args(ReturnKind), list(self.weights)),
+                                    ("success", ("once", "at_end"), [self.success])):
+            for value in values:
+                if value not in known:
+                    raise ConfigError(f"expected {name} to be one of {', '.join(known)}, found {value!r}."
+                                      f"{did_you_mean(value, known)}")
+        if not self.weights or not all(math.isfinite(w) and w > 0 for w in self.weights.values()):
+            raise ConfigError(f"expected at least one kind of reward, each with a weight above 0, found {dict(self.weights)}")
         if not self.coef > 0:
             raise ConfigError(f"expected coef above 0, found {self.coef}; 1 and 5 are usual")
+        if "brevity" in self.weights and self.horizon < 1:
+            raise ConfigError(f"kind brevity is a share of the horizon: expected its control steps, found {self.horizon}")
+
+    @property
+    def weights(self) -> Mapping[ReturnKind, float]:
+        """Kinds of reward and their weights; 1 for a single kind."""
+        return {self.kind: 1.0} if isinstance(self.kind, str) else self.kind
 
     def succeeded(self, episode: Rollout) -> bool:
         """The success that counts here."""
@@ -66,25 +75,41 @@ def trainable(episode: Rollout) -> bool:
 
 
 def step_rewards(episode: Rollout, settings: ReturnSettings) -> list[np.ndarray]:
-    """Rewards of every control step, one float64 (C,) array per decision; exactly 0 at steps that are not valid."""
+    """Rewards of every control step, the weighted sum of their kinds: one float64 (C,) array per decision; exactly 0 at steps that
+    are not valid."""
+    rows = [np.zeros(len(d.rewards)) for d in episode.turns]
+    for kind, weight in settings.weights.items():
+        for row, paid in zip(rows, _rewards_of_kind(episode, settings, kind), strict=True):
+            row += weight * paid
+    return rows
+
+
+def _rewards_of_kind(episode: Rollout, settings: ReturnSettings, kind: ReturnKind) -> list[np.ndarray]:
+    """`step_rewards` of one kind, without its weight."""
     rows = [np.zeros(len(d.rewards)) for d in episode.turns]
     steps = [(k, c) for k, d in enumerate(episode.turns) for c, valid in enumerate(d.valid) if valid]
-    if settings.kind == "success":
+    if kind in ("success", "brevity"):
         if steps and settings.succeeded(episode):
             k, c = steps[-1]
-            rows[k][c] = settings.coef
+            rows[k][c] = settings.coef * (1.0 if kind == "success" else 1 - len(steps) / settings.horizon)
         return rows
     before = 0.0
     for k, c in steps:
         reward = float(episode.turns[k].rewards[c])
         rows[k][c] = settings.coef * (reward - before)
-        before = reward if settings.kind == "relative" else 0.0
+        before = reward if kind == "relative" else 0.0
     return rows
 
 
 def trajectory_return(episode: Rollout, settings: ReturnSettings) -> float:
     """Undiscounted sum of `step_rewards`: the score of GRPO on trajectories (RLinf: rewards up to the first done)."""
     return math.fsum(float(x) for row in step_rewards(episode, settings) for x in row)
+
+
+def return_parts(episode: Rollout, settings: ReturnSettings) -> dict[str, float]:
+    """The undiscounted sum of each kind of reward, without its weight: reward parts of an episode."""
+    return {kind: math.fsum(float(x) for row in _rewards_of_kind(episode, settings, kind) for x in row)
+            for kind in settings.weights}
 
 
 @dataclass(frozen=True)
@@ -112,62 +137,6 @@ class EpisodeCounts:
         succeeded = {kind: sum(bool(e.info.get(f"success_{kind}", 0.0)) for e in done) for kind in ("once", "at_end")}
         return cls(len(episodes), len(done), len(episodes) - len(done), succeeded["once"], succeeded["at_end"], ended, cut,
                    sum(len(e.turns) for e in done), sum(e.steps for e in done))
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupBounds:
-    """Groups whose success rate lies in [low, high] are trained; defaults as SimpleVLA-RL. 0 and 1 keep every rate."""
-
-    low: float = 0.1
-    high: float = 0.9
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high <= 1:
-            raise ConfigError(f"expected success rates 0 <= low <= high <= 1, found {self.low} and {self.high}; bounds on returns "
-                              "(RLinf: 0.5 and 4.5 at coefficient 5) are divided by the coefficient")
-
-
-def within_bounds(successes_G: Sequence[bool | float], bounds: GroupBounds) -> bool:
-    """Whether low <= mean success <= high (inclusive, to rounding); False for no episode."""
-    if not successes_G:
-        return False
-    mean = math.fsum(float(s) for s in successes_G) / len(successes_G)
-    return bounds.low - 1e-9 <= mean <= bounds.high + 1e-9
-
-
-@dataclass(frozen=True)
-class GroupOutcome:
-    """One closed group, in the order of its episodes."""
-
-    returns_G: tuple[float | None, ...]
-    """None where the episode does not train."""
-    advantages_G: tuple[float, ...]
-    """0 where the episode does not train."""
-    keep: bool
-    """At least two episodes, returns that differ, success rate within the bounds."""
-    counts: EpisodeCounts
-
-    @property
-    def offered(self) -> list[float] | None:
-        """What `DynamicSampler.offer` takes: the finished returns, or None (failed) when fewer than two finished."""
-        finished = [r for r in self.returns_G if r is not None]
-        return finished if len(finished) > 1 else None
-
-
-def group_outcome(episodes: Sequence[Rollout], settings: ReturnSettings | None = None, bounds: GroupBounds | None = None,
-                  scale: AdvantageScale = "std", eps: float = 1e-6) -> GroupOutcome:
-    """GRPO on trajectory returns: A = (return - mean) / (std + eps) over the finished episodes of a group.
-
-    RLinf, SimpleVLA-RL (unbiased std, eps 1e-6); scale 'none' is Dr. GRPO. See `group_advantages`.
-    """
-    settings = settings or ReturnSettings()
-    returns = [trajectory_return(e, settings) if trainable(e) else None for e in episodes]
-    finished = [r for r in returns if r is not None]
-    advantages = iter(group_advantages(finished, scale, eps).tolist())
-    successes = [settings.succeeded(e) for e in episodes if trainable(e)]
-    keep = has_signal(finished) and within_bounds(successes, bounds or GroupBounds())
-    return GroupOutcome(tuple(returns), tuple(0.0 if r is None else next(advantages) for r in returns), keep,
-                        EpisodeCounts.of(episodes))
 
 
 def token_mask(valid_C: Sequence[bool], num_tokens: int, dims: int) -> list[bool]:

@@ -8,6 +8,7 @@ key means; docs/config.md lists them all. One module per group of sections:
     model       model, rollout                          engine    engine, operations
     data        data                                    run       all of them together
     algorithm   algorithm                               read      YAML, overrides and errors
+    renamed     keys under their names of before
     training    optim, reward, eval, alarms, train, schedule      reference   descriptions for people
 """
 from __future__ import annotations
@@ -41,6 +42,7 @@ from mmrl.config.data import (
 from mmrl.config.engine import DeepSpeedConfig, EngineConfig, OperationsConfig, RayConfig, VLLMConfig
 from mmrl.config.model import LoraSettings, ModelConfig, RolloutConfig
 from mmrl.config.read import config_from, load_config_as, merge, parse_overrides
+from mmrl.config.renamed import with_new_names
 from mmrl.config.run import RunConfig, effective_threads
 from mmrl.config.section import Section
 from mmrl.config.training import AlarmConfig, EvalConfig, OptimConfig, RewardConfig, ScheduleConfig, TrainConfig
@@ -51,7 +53,7 @@ __all__ = [
     "EvalConfig", "FilterConfig", "ImageConfig", "KLConfig", "LoraSettings", "ModelConfig", "OfflineConfig", "OperationsConfig",
     "OptimConfig", "PassRateConfig", "RayConfig", "RewardConfig", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section",
     "SelectionConfig", "TrainConfig", "VLLMConfig", "VideoConfig", "config_from", "effective_threads", "load_config",
-    "load_config_as", "merge", "parse_overrides",
+    "load_config_as", "merge", "parse_overrides", "with_new_names",
 ]
 
 

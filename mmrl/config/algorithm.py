@@ -123,11 +123,13 @@ class FilterConfig(_Section):
 
     key: str = "accuracy"
     """A reward part, or `reward` for the whole reward. accuracy: the whole reward where a task has no such part (DAPO; verl's
-    filter_groups.metric acc; EasyR1's filter_key). Equally right answers of different form have signal only with `reward`."""
+    filter_groups.metric acc; EasyR1's filter_key). Equally right answers of different form have signal only with `reward`. For
+    robots: success (0 or 1), a kind of rl.reward, or the whole return (accuracy and reward alike)."""
     low: float | None = None
-    """The group's mean must be above it (EasyR1 filter_low 0.01); null: no bound."""
+    """The group's mean must be above it (EasyR1 filter_low 0.01; SimpleVLA-RL 0.1 of key success, which it includes: with its
+    groups of 8 that is the same); null: no bound."""
     high: float | None = None
-    """The group's mean must be below it (EasyR1 filter_high 0.99); null: no bound."""
+    """The group's mean must be below it (EasyR1 filter_high 0.99; SimpleVLA-RL 0.9 of key success); null: no bound."""
 
     @model_validator(mode="after")
     def _ordered(self) -> FilterConfig:
@@ -201,7 +203,7 @@ class AlgorithmConfig(_Section):
 
     advantage: Literal["grpo", "rloo", "opo", "pass_k", "gae"] = "grpo"
     """Baseline of the advantage: the group's mean reward (grpo), the mean of the other completions (rloo), the mean weighted by
-    length (opo), pass@k over the group (pass_k), or what a critic expected (gae: PPO, see critic). rloo and opo need
+    length in tokens (opo), pass@k over the group (pass_k), or what a critic expected (gae: PPO, see critic). rloo and opo need
     advantage_scale none or batch; gae has batch, and dynamic_sampling false."""
     critic: CriticConfig = CriticConfig()
     advantage_scale: Literal["std", "none", "batch", "batch_rewards", "ema", "ema_within"] = "std"
@@ -216,7 +218,8 @@ class AlgorithmConfig(_Section):
     contrast: ContrastConfig = ContrastConfig()
     offline: OfflineConfig = OfflineConfig()
     difficulty: Literal["none", "univg_exp", "univg_power", "univg_log", "softmax"] = "none"
-    """Multiply a group's advantages by a weight that falls with its mean accuracy (mmrl/algorithms/difficulty.py)."""
+    """Multiply a group's advantages by a weight that falls with its mean accuracy, of episodes their success rate
+    (mmrl/algorithms/difficulty.py)."""
     difficulty_power: float = Field(1.0, ge=0)
     """The exponent w of univg_power."""
     difficulty_temperature: float = Field(2.0, gt=0)
@@ -225,8 +228,9 @@ class AlgorithmConfig(_Section):
     """How token losses become one loss: mean over all tokens of the step (DAPO), mean over sequences of their means (GRPO), or
     sum over a constant length (Dr.GRPO)."""
     importance: Literal["token", "sequence"] = "token"
-    """Level of the importance ratio. sequence: GSPO; clip_low 3e-4, clip_high 4e-4 and aggregate sequence_mean are then the
-    defaults, as in its paper (arXiv 2507.18071, section 5.1)."""
+    """Level of the importance ratio. sequence: GSPO, one ratio for each turn, the geometric mean of its tokens': an answer, or a
+    robot's decision, of which only what was executed counts (SimpleVLA-RL has token ratios). clip_low 3e-4, clip_high 4e-4 and
+    aggregate sequence_mean are then the defaults, as in its paper (arXiv 2507.18071, section 5.1)."""
     clip_low: float = Field(0.2, ge=0)
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(0.28, ge=0)

@@ -89,6 +89,9 @@ class RunConfig(_Section):
         if self.data.selection.kind != "none" and not a.dynamic_sampling:
             raise ValueError(f"data.selection {self.data.selection.kind} replaces groups: it needs algorithm.dynamic_sampling "
                              "true (max_rounds: 1 only filters)")
+        if (a.filter.low is not None or a.filter.high is not None) and a.advantage == "gae":
+            raise ValueError("algorithm.filter.low and high choose groups by their rewards, and with advantage gae groups teach "
+                             "whatever theirs are: set both to null")
         if (a.filter.low is not None or a.filter.high is not None) and not a.dynamic_sampling:
             raise ValueError("algorithm.filter.low and high choose groups: they need algorithm.dynamic_sampling true (with "
                              "max_rounds: 1 groups are left out and not replaced)")
@@ -101,6 +104,9 @@ class RunConfig(_Section):
         if a.advantage == "gae" and a.dynamic_sampling:
             raise ValueError("algorithm.dynamic_sampling true replaces groups whose rewards are equal, and with advantage gae "
                              "those teach as well: a critic judges each turn by itself; remove it, or set it to false")
+        if a.advantage == "gae" and a.difficulty != "none":
+            raise ValueError(f"algorithm.difficulty {a.difficulty} weighs a group by its mean accuracy, and with advantage gae "
+                             "advantages come from no group: the critic knows what is hard; remove it")
         self._check_critic_of_kind()
 
     def _check_critic_of_kind(self) -> None:
@@ -114,9 +120,6 @@ class RunConfig(_Section):
         if a.critic.level == "token" and a.importance == "sequence":
             raise ValueError("algorithm.importance sequence gives an answer one ratio, algorithm.critic.level token each token an "
                              "advantage of its own; set algorithm.critic.level: turn, or algorithm.importance: token")
-        if a.difficulty != "none":
-            raise ValueError(f"algorithm.difficulty {a.difficulty} weighs a group by its mean accuracy, and with advantage gae "
-                             "advantages come from no group: the critic knows which prompts are hard; remove it")
         if a.offline.per_group:
             raise ValueError("algorithm.offline compares demonstrations with the policy's own answers in their group; with "
                              "advantage gae nothing does: start from `mmrl sft`, or use advantage grpo")

@@ -94,7 +94,8 @@ def streaming(run: Run) -> str:
     if min(known) > 0:
         return '<p class="note">Groups were streamed: each was trained on as soon as it closed, while others still ran.</p>'
     return ('<p class="note">Groups were collected, not streamed: training began when the last group of a step had closed. '
-            "Streaming needs a schedule other than serial, rl.kind grpo, algorithm.epochs 1 and algorithm.minibatches 1.</p>")
+            "Streaming needs a schedule other than serial, advantages of a group by itself (algorithm.advantage grpo, rloo, opo or "
+            "pass_k, advantage_scale std or none, aggregation plain), algorithm.epochs 1 and algorithm.minibatches 1.</p>")
 
 
 def _stages(busy: Mapping[str, Series], idle: Mapping[str, Series]) -> str:

@@ -59,7 +59,7 @@ class CriticAdvantages:
     are normalised and metrics taken.
     """
 
-    looks_beyond_groups = "rl.kind ppo (its advantages are normalised over the step)"
+    looks_beyond_groups = "algorithm.advantage gae (normalised over the step)"
 
     def __init__(self, rewards: ReturnSettings, gae: GAESettings, actor: Any, world: World, token_budget: int) -> None:
         self.rewards, self.gae, self.actor, self.world, self.token_budget = rewards, gae, actor, world, token_budget
@@ -82,6 +82,13 @@ class CriticAdvantages:
     def metrics(self) -> dict[str, float]:
         """Explained variance, mean target and mean value of the last step."""
         return self._metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: what it knows of a step it learns from that step."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
 
     def _final_values(self, rollouts: Sequence[Rollout]) -> list[float]:
         """The critic's value of the last observation where one is kept, else 0."""

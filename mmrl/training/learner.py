@@ -92,6 +92,12 @@ class AdvantageEstimator(Protocol):
     def metrics(self) -> dict[str, float]:
         """For the step's row."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+
 
 def objective_settings(config: RunConfig) -> ObjectiveSettings:
     """The algorithm section as the loss wants it. Lengths are normalised by `token_weight`, over all turns of a rollout, whose
@@ -166,14 +172,16 @@ class Learner:
 
     `prompt_of(group)` encodes the sample of a group whose turns have no prompt of their own. `shuffles`: rollouts, not places of a
     step, are dealt to its optimizer steps, anew in each pass. `packs_groups`: in serial runs a micro-batch may hold several groups.
+    `longest`: the most tokens of a rollout, for aggregate dr_grpo; None: rollout.max_new_tokens.
     """
 
     def __init__(self, config: RunConfig, policy: Any, engine: TrainEngine, world: World, advantages: AdvantageEstimator, *,
                  prompt_of: Callable[[RolloutGroup], Prompt] | None = None, critic: CriticLoss | None = None,
-                 shuffles: bool = False, packs_groups: bool = True) -> None:
+                 shuffles: bool = False, packs_groups: bool = True, longest: int | None = None) -> None:
         self.config, self.policy, self.engine, self.world = config, policy, engine, world
         self.advantages, self.critic, self._prompt_of = advantages, critic, prompt_of
         self.settings, self._shuffles, self._packs_groups = objective_settings(config), shuffles, packs_groups
+        self._longest = config.rollout.max_new_tokens if longest is None else longest
         self._mixes = config.algorithm.offline.per_group > 0
         self.updates = 0  # optimizer steps taken, drives the learning rate
         a = config.algorithm
@@ -316,7 +324,7 @@ class Learner:
         masks = [self.policy.token_mask(turn) for turn in rollout.turns]
         a, blank = self.config.algorithm, [()] * len(masks)
         tokens = sum(int(m.sum()) for m in masks) if in_loss else 0
-        scale, denominator = token_weight(tokens, a.aggregate, self.config.rollout.max_new_tokens)
+        scale, denominator = token_weight(tokens, a.aggregate, self._longest)
         turns = []
         for turn, mask, advantages, values, returns in zip(rollout.turns, masks, targets.advantages, targets.values or blank,
                                                            targets.returns or blank, strict=True):

@@ -1,4 +1,4 @@
-"""Episodes to loss inputs: rewards, groups with errors, resampling by the real sampler, grids, token masks, length weights.
+"""Episodes to loss inputs: rewards, grids, token masks, length weights.
 
 Run: pytest tests/algorithms/test_trajectories.py
 """
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 
 import pytest
 import torch
@@ -14,23 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrl.algorithms import (
-    DynamicSampler,
     EpisodeCounts,
     GAESettings,
-    GroupBounds,
     ObjectiveSettings,
     ReturnSettings,
-    SamplerSettings,
-    Verdict,
     chunk_gae,
-    group_outcome,
     length_weights,
     make_grid,
     policy_loss,
+    return_parts,
     step_rewards,
     token_mask,
     trajectory_return,
-    within_bounds,
 )
 from mmrl.errors import ConfigError
 from mmrl.types import Rollout, StopReason, Turn
@@ -76,65 +70,33 @@ def test_relative_rewards_telescope_to_the_last_one(rewards, coef) -> None:
     assert trajectory_return(episode, ReturnSettings(kind="shaped")) == pytest.approx(math.fsum(rewards), abs=1e-9)
 
 
-@given(st.lists(st.booleans(), min_size=2, max_size=10), st.sampled_from([1.0, 5.0]), st.integers(0, 3), st.integers(0, 99))
-def test_group_advantages_and_the_place_of_errors(successes, coef, errors, seed) -> None:
-    """Errors anywhere in a group change nobody else's advantage, get 0 themselves and are counted."""
-    episodes = [_episode([0.0] * (2 + i), s) for i, s in enumerate(successes)]
-    mixed: list[tuple[bool, Rollout]] = [(True, e) for e in episodes]
-    for k in range(errors):
-        mixed.insert((seed * (k + 7)) % (len(mixed) + 1), (False, _episode([0.0] * 3, success=True, error="worker died")))
-    out = group_outcome([e for _, e in mixed], ReturnSettings(coef=coef))
-    found = [a for (good, _), a in zip(mixed, out.advantages_G, strict=True) if good]
-    rewards = [coef * s for s in successes]
-    std = statistics.stdev(rewards)
-    expected = [(r - statistics.mean(rewards)) / (std + 1e-6) for r in rewards] if std else [0.0] * len(rewards)
-    assert found == pytest.approx(expected, abs=1e-5)
-    assert all(a == 0 and r is None for (good, _), a, r in zip(mixed, out.advantages_G, out.returns_G, strict=True) if not good)
-    assert out.counts.episodes == len(mixed) and out.counts.errored == errors and out.counts.finished == len(successes)
-    assert out.counts.success_once == sum(successes) and out.counts.steps == sum(e.steps for e in episodes)
-    assert out.offered == rewards and out.keep == (0.1 <= sum(successes) / len(successes) <= 0.9)
+def test_several_kinds_are_summed_with_their_weights_and_told_apart() -> None:
+    """Six steps of a horizon of ten, solved: success 1, brevity 0.4, the simulator's rewards 3."""
+    episode = _episode([0.5] * 6, success=True)
+    both = ReturnSettings(kind={"success": 1.0, "brevity": 0.5, "shaped": 0.1}, coef=2.0, horizon=10)
+    assert return_parts(episode, both) == pytest.approx({"success": 2.0, "brevity": 0.8, "shaped": 6.0})
+    assert trajectory_return(episode, both) == pytest.approx(2.0 + 0.4 + 0.6)
+    assert [x for row in step_rewards(episode, both) for x in row if x] == pytest.approx([0.1] * 5 + [2.0 + 0.4 + 0.1])
+    assert return_parts(_episode([0.0] * 10), both) == {"success": 0.0, "brevity": 0.0, "shaped": 0.0}
+    assert return_parts(_episode([0.0] * 10, success=True), both)["brevity"] == 0, "all of the horizon was needed"
 
 
-def test_too_few_finished_episodes_are_a_failed_group() -> None:
+def test_lost_episodes_are_counted_and_nothing_else() -> None:
     lost = _episode([0.0], error="timeout")
-    out = group_outcome([_episode([1.0], True), lost, lost])
-    assert out.offered is None and not out.keep and out.advantages_G == (0.0, 0.0, 0.0)
-    assert out.returns_G == (1.0, None, None)
-    assert group_outcome([]).offered is None
     empty = dataclasses.replace(_episode([0.0]), turns=())
     assert EpisodeCounts.of([empty, _episode([0.0, 0.0], truncated=True)]) + EpisodeCounts.of([lost]) == EpisodeCounts(
         episodes=3, finished=1, errored=2, truncated=1, decisions=1, steps=2)
 
 
-def test_bounds_are_inclusive_and_explain_themselves() -> None:
-    assert [within_bounds([True] * k + [False] * (10 - k), GroupBounds()) for k in range(11)] == [False] + [True] * 9 + [False]
-    assert within_bounds([0.0], GroupBounds(low=0, high=1)) and not within_bounds([], GroupBounds(low=0, high=1))
-    with pytest.raises(ConfigError, match="divided by the coefficient"):
-        GroupBounds(low=0.5, high=4.5)
-    with pytest.raises(ConfigError, match=r"kind to be one of success, shaped, relative, found 'relativ'.*relative"):
+def test_rewards_that_mean_nothing_explain_themselves() -> None:
+    with pytest.raises(ConfigError, match=r"kind to be one of success, shaped, relative, brevity, found 'relativ'.*relative"):
         ReturnSettings(kind="relativ")
     with pytest.raises(ConfigError, match="coef above 0"):
         ReturnSettings(coef=0)
-
-
-def test_groups_outside_the_bounds_are_replaced_not_dropped() -> None:
-    """Eight members, 5.0 per success, bounds [0.2, 0.8]: success counts of the groups in the order they are asked."""
-    wins = iter([0, 8, 1, 4, 7, 3, 2])
-    sampler = DynamicSampler(SamplerSettings(quota=3, max_attempts=9, carry_share=0.0))
-    settings, names, verdicts = ReturnSettings(coef=5.0), iter(range(100)), []
-    sampler.begin_step(0)
-    kept = 0
-    while tickets := sampler.ask(lambda: ("libero", str(next(names)))):
-        for ticket in tickets:
-            k = next(wins)
-            out = group_outcome([_episode([0.0] * 4, i < k) for i in range(8)], settings, GroupBounds(low=0.2, high=0.8))
-            verdicts.append(sampler.offer(ticket.key, out.offered, top=settings.coef, keep=out.keep))
-            kept += out.keep
-    report = sampler.end_step()
-    assert report.unfilled == 0 and kept == 3 and verdicts.count(Verdict.KEPT) == 3
-    assert {n: report.counts[n] for n in ("asked", "kept", "no_signal", "all_zero", "all_one", "weak")} == {
-        "asked": 7, "kept": 3, "no_signal": 4, "all_zero": 1, "all_one": 1, "weak": 2}
-    assert len(sampler.carry_over) == 3  # all but the solved one come back
+    with pytest.raises(ConfigError, match="each with a weight above 0, found"):
+        ReturnSettings(kind={"success": 0.0})
+    with pytest.raises(ConfigError, match="brevity is a share of the horizon"):
+        ReturnSettings(kind="brevity")
 
 
 def test_token_mask_follows_the_executed_steps() -> None:

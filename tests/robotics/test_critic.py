@@ -32,7 +32,8 @@ from robotics.trainer import EmbodiedTrainer
 from robotics.vla import VLAPolicy
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
-PPO = ("rl.kind=ppo", "vla.value_head=true", "rl.reward=shaped", "rl.gamma=0.9", "rl.gae_lambda=0.7")
+PPO = ("algorithm.advantage=gae", "vla.value_head=true", "rl.reward=shaped", "algorithm.critic.gamma=0.9",
+       "algorithm.critic.gae_lambda=0.7")
 CHUNK, REPEAT, DIM = 2, 2, 2  # of tests.robot_kit.BASE: two actions of two control steps, two dimensions
 LENGTHS = (4, 7, 9, 2)  # control steps of the episodes: whole decisions, and chunks cut off inside and between actions
 
@@ -44,9 +45,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def critic(model: Path, level: str) -> tuple[EmbodiedConfig, VLAPolicy]:
     """A policy whose critic says something."""
-    vla = make_vla(model, *PPO, f"rl.level={level}")
+    vla = make_vla(model, *PPO, f"algorithm.critic.level={level}")
     torch.nn.init.normal_(vla.value_head[2].weight, generator=torch.Generator().manual_seed(1))  # type: ignore[index]
-    return config_of(model, *PPO, f"rl.level={level}", "train.token_budget=100"), vla
+    return config_of(model, *PPO, f"algorithm.critic.level={level}", "train.token_budget=100"), vla
 
 
 def played(vla: VLAPolicy) -> list[RolloutGroup]:
@@ -87,13 +88,13 @@ def judged_by_loops(vla: VLAPolicy, level: str, episode: Rollout) -> tuple[list[
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)], values
 
 
-@pytest.mark.parametrize("level", ["chunk", "action"])
+@pytest.mark.parametrize("level", ["turn", "action"])
 def test_the_critics_judgement_is_that_of_plain_loops(model: Path, level: str) -> None:
     config, vla = critic(model, level)
     groups = played(vla)
     found = critic_advantages(config, vla, World(vla.device)).targets(groups)[(1, 0, 0)]
     expected = {m: judged_by_loops(vla, level, e) for m, e in enumerate(groups[0].rollouts) if e.error is None}
-    steps = {"chunk": 7, "action": 12}[level]  # decisions, or actions that at least began
+    steps = {"turn": 7, "action": 12}[level]  # decisions, or actions that at least began
     everything = [a for advantages, _, _ in expected.values() for a in advantages]
     assert len(everything) == steps and [t is not None for t in found] == [True] * len(LENGTHS) + [False], "one crashed"
     mean, std = statistics.mean(everything), statistics.stdev(everything)
@@ -103,27 +104,28 @@ def test_the_critics_judgement_is_that_of_plain_loops(model: Path, level: str) -
         for table, wanted in ((mine.advantages, [(a - mean) / (std + 1e-5) for a in advantages]), (mine.returns, targets),
                               (mine.values, values)):
             flat = [x for decision in table for x in decision]
-            assert {len(d) for d in table} == {1 if level == "chunk" else CHUNK}
+            assert {len(d) for d in table} == {1 if level == "turn" else CHUNK}
             assert flat[:len(wanted)] == pytest.approx(wanted, abs=1e-4)
             assert len(flat) - len(wanted) < CHUNK  # what was never executed stands last
             assert table is mine.values or flat[len(wanted):] == [0.0] * (len(flat) - len(wanted))
 
 
 @pytest.mark.check_takes(1)
-@pytest.mark.parametrize("level", ["chunk", "action"])
-@pytest.mark.parametrize("norm", ["trajectory", "token"])
+@pytest.mark.parametrize("level", ["turn", "action"])
+@pytest.mark.parametrize("norm", ["sequence_mean", "token_mean"])
 def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str) -> None:
     """Every executed token is pushed by the advantage of its decision, or of its action step, and each value towards its target,
     once for every token it judges. On-policy: ratio 1."""
     config, vla = critic(model, level)
-    config = config.model_copy(update={"rl": config.rl.model_copy(update={"length_norm": norm, "value_clip": None})})
+    own = {"aggregate": norm, "critic": config.algorithm.critic.model_copy(update={"value_clip": None})}
+    config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=own)})
     groups = played(vla)
     judged_G = critic_advantages(config, vla, World(vla.device)).targets(groups)[(1, 0, 0)]
     expected, total, squares = torch.zeros(()), 0.0, 0.0
     for member, episode in enumerate(groups[0].rollouts[:-1]):
         length = sum(-(-sum(d.valid) // REPEAT) for d in episode.turns) * DIM
-        weight = 1 / length if norm == "trajectory" else 1.0
-        total += 1 if norm == "trajectory" else length
+        weight = 1 / length if norm == "sequence_mean" else 1.0
+        total += 1 if norm == "sequence_mean" else length
         _, targets, _ = judged_by_loops(vla, level, episode)
         rows = iter(targets)
         for decision, judged in zip(episode.turns, judged_G[member].advantages, strict=True):  # type: ignore[union-attr]
@@ -133,11 +135,11 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
                 if began[n // DIM]:
                     expected = expected - weight * judged[n // DIM if level == "action" else 0] * out.logp_N[n]
             for v in range(len(out.values_M)):
-                tokens = DIM * (sum(began) if level == "chunk" else began[v])
+                tokens = DIM * (sum(began) if level == "turn" else began[v])
                 if tokens:
                     error = 0.5 * (next(rows) - out.values_M[v]) ** 2
                     squares += weight * tokens * error.item()
-                    expected = expected + config.rl.value_coef * weight * tokens * error
+                    expected = expected + config.algorithm.critic.value_coef * weight * tokens * error
     parameters = [p for _, p in vla.trainable()]
     wanted = torch.autograd.grad(expected / total, parameters, allow_unused=True)
     optimizer = build_optimizer(vla.trainable(), config.optim)
@@ -156,16 +158,17 @@ def test_the_gradient_is_that_of_plain_loops(model: Path, level: str, norm: str)
         if other is not None and other.abs().sum() > 0:
             assert mine is not None
             assert (mine - other * scale).abs().max() < 2e-3 * (other * scale).abs().max()
-    assert result.value_stats.count == {"chunk": 7, "action": 12}[level]
+    assert result.value_stats.count == {"turn": 7, "action": 12}[level]
     assert result.value_stats.loss == pytest.approx(squares, rel=1e-3)
 
 
 def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: Path) -> None:
     """No weight decay, no moments, no count of steps: the policy's first step is that of a fresh AdamW. And a policy term that is
     not finite is left out, not multiplied by 0."""
-    _, vla = critic(model, "chunk")
-    config = config_of(model, *PPO, "rl.critic_warmup=2", "algorithm.epochs=2", "algorithm.kl.coef=0.1", "rl.entropy_coef=0.01",
-                       "optim.weight_decay=0.1", "optim.eps=1e-12", "rl.value_clip=null")
+    _, vla = critic(model, "turn")
+    config = config_of(model, *PPO, "algorithm.critic.warmup=2", "algorithm.epochs=2", "algorithm.kl.coef=0.1",
+                       "algorithm.entropy.coef=0.01",
+                       "optim.weight_decay=0.1", "optim.eps=1e-12", "algorithm.critic.value_clip=null")
     groups = played(vla)
     broken = [dataclasses.replace(g, rollouts=tuple(dataclasses.replace(e, turns=tuple(
         dataclasses.replace(d, logps=(float("nan"),) * len(d.logps)) for d in e.turns)) for e in g.rollouts)) for g in groups]
@@ -202,18 +205,23 @@ def test_a_critic_that_warms_up_leaves_no_trace_in_the_policys_optimizer(model: 
 
 def test_what_means_nothing_to_the_kind_of_run_is_refused(model: Path) -> None:
     for key, value in (("gamma", 0.9), ("gae_lambda", 0.9), ("value_coef", 1.0), ("value_clip", "null"), ("huber_delta", 1.0),
-                       ("value_lr", 1e-3), ("critic_warmup", 3), ("bootstrap", "never"), ("level", "action")):
-        with pytest.raises(ConfigError, match=rf"rl\.{key} .* is of rl\.kind ppo: grpo gives .* remove it"):
-            config_of(model, f"rl.{key}={value}")
-        config_of(model, *PPO, f"rl.{key}={value}")
-    for setting in ("rl.filter_low=0.1", "rl.filter_high=0.9", "algorithm.dynamic_sampling=false",
-                    "algorithm.advantage_scale=none"):
-        name = setting.split("=")[0].replace(".", r"\.")
-        with pytest.raises(ConfigError, match=rf"{name} .* is of rl\.kind grpo: ppo judges .* remove it"):
-            config_of(model, *PPO, setting)
-        config_of(model, setting)
-    with pytest.raises(ConfigError, match=r"rl\.filter_low 0\.1, rl\.filter_high 0\.9 are of rl\.kind grpo.*remove them"):
-        config_of(model, *PPO, "rl.filter_low=0.1", "rl.filter_high=0.9")
+                       ("lr", 1e-3), ("warmup", 3), ("bootstrap", "never"), ("level", "action")):
+        with pytest.raises(ConfigError, match=rf"algorithm\.critic\.{key}: only advantage gae has a critic, found grpo"):
+            config_of(model, f"algorithm.critic.{key}={value}")
+        config_of(model, *PPO, f"algorithm.critic.{key}={value}")
+    for setting, words in (("filter.low=0.1", "with advantage gae groups teach whatever"), ("filter.high=0.9", "set both to null"),
+                           ("dynamic_sampling=true", "a critic judges each turn"),
+                           ("difficulty=softmax", "advantages come from no group"),
+                           ("advantage_scale=none", r"gae is defined with algorithm\.advantage_scale batch, found none"),
+                           ("aggregation=gdpo", "gdpo normalises by itself"),
+                           ("critic.level=token", "bins of one decision"), ("critic.hidden=64", r"set vla\.value_hidden")):
+        with pytest.raises(ConfigError, match=words):
+            config_of(model, *PPO, f"algorithm.{setting}")
+        if "critic" not in setting:
+            config_of(model, f"algorithm.{setting}")
+    with pytest.raises(ConfigError, match=r"reward\.shuffle .* have no counterpart in another episode"):
+        config_of(model, *PPO, "reward.shuffle=true")
+    assert config_of(model, *PPO, "rollout.group_size=1").rollout.group_size == 1, "a critic needs nobody to compare with"
     for settings in ((), PPO):  # the file that a run writes names every key, most with their defaults
         whole = config_of(model, *settings).model_dump(mode="json")
         assert type(config_of(model)).model_validate(whole).model_dump(mode="json") == whole
@@ -261,7 +269,7 @@ def test_a_place_rolled_out_again_keeps_the_rounds_it_has_left(model: Path) -> N
 @pytest.mark.slow
 def test_ppo_at_action_level_trains_a_value_for_every_action_step(model: Path, tmp_path: Path) -> None:
     make_vla(model).save(tmp_path / "vla")
-    config = config_of(tmp_path / "vla", *PPO, "rl.level=action", f"dir={tmp_path}", "name=run", "algorithm.epochs=2",
+    config = config_of(tmp_path / "vla", *PPO, "algorithm.critic.level=action", f"dir={tmp_path}", "name=run", "algorithm.epochs=2",
                        "train.steps=3", "env.options={tolerance: 0.5, reward: shaped}")
     row = EmbodiedTrainer(config).fit()
     saved = tmp_path / "run" / "checkpoints" / "step_000003"
@@ -275,12 +283,12 @@ def test_ppo_at_action_level_trains_a_value_for_every_action_step(model: Path, t
 
 
 def test_a_critic_of_the_other_level_is_named(model: Path, tmp_path: Path) -> None:
-    make_vla(model, *PPO, "rl.level=action").save(tmp_path / "saved")
-    with pytest.raises(ConfigError, match=r"has a critic with 2 values for each decision \(vla\.json\), rl\.level chunk needs 1: "
-                                          r"set rl\.level: action, or start from a policy without a critic"):
+    make_vla(model, *PPO, "algorithm.critic.level=action").save(tmp_path / "saved")
+    with pytest.raises(ConfigError, match=r"has a critic with 2 values for each decision \(vla\.json\), "
+                                          r"algorithm\.critic\.level turn needs 1: set it to action, or start from"):
         load_vla(config_of(tmp_path / "saved", *PPO))
-    with pytest.raises(ConfigError, match=r"rl\.level action is of rl\.kind ppo"):
-        config_of(model, "rl.level=action")
+    with pytest.raises(ConfigError, match=r"algorithm\.critic\.level: only advantage gae"):
+        config_of(model, "algorithm.critic.level=action")
     described = json.loads((tmp_path / "saved" / "vla.json").read_text())
     described["vla"]["value_steps"] = 1
     (tmp_path / "saved" / "vla.json").write_text(json.dumps(described))

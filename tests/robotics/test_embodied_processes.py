@@ -26,14 +26,15 @@ pytestmark = pytest.mark.slow
 
 PLACES = 5  # three of process 0, two of process 1
 SHAPED = ("rl.reward=shaped", "env.options={tolerance: 0.5, reward: shaped}")
-PPO = ("rl.kind=ppo", "vla.value_head=true")
+PPO = ("algorithm.advantage=gae", "vla.value_head=true")
 LORA = ("model.lora={r: 4, alpha: 8}", "model.freeze=[vision]")
 JUDGED = ("eval.every=1", "eval_states=3", "eval.gallery=3")
 RUNS: dict[str, tuple[str, ...]] = {
     "serial": ("schedule.kind=serial", *JUDGED),
     "keyed": ("schedule.kind=pipelined", "schedule.order=key", *JUDGED),
     "passes": ("schedule.kind=pipelined", "algorithm.epochs=2", "algorithm.minibatches=2", "algorithm.kl.coef=0.1"),
-    "ppo": ("schedule.kind=serial", *PPO, "rl.value_lr=0.01", "rl.critic_warmup=1", "algorithm.epochs=2", "train.steps=3"),
+    "ppo": ("schedule.kind=serial", *PPO, "algorithm.critic.lr=0.01", "algorithm.critic.warmup=1", "algorithm.epochs=2",
+            "train.steps=3"),
     "idle": ("schedule.kind=pipelined", "train.prompts_per_step=1", *SHAPED, *LORA),
     "idle_ppo": ("schedule.kind=pipelined", "train.prompts_per_step=1", "train.steps=1", *PPO, *SHAPED),
 }

@@ -165,16 +165,17 @@ def test_every_decision_bears_the_weights_that_made_it_also_in_evaluations(
 
 
 @pytest.mark.parametrize("extra", [("algorithm.epochs=2", "algorithm.minibatches=2"),
-                                   ("algorithm.kl.coef=0.1", "rl.entropy_coef=0.01"),
-                                   ("rl.length_norm=token", "rl.reward=shaped", "env.options={tolerance: 0.5, reward: shaped}")])
+                                   ("algorithm.kl.coef=0.1", "algorithm.entropy.coef=0.01"),
+                                   ("algorithm.aggregate=token_mean", "rl.reward=shaped",
+                                    "env.options={tolerance: 0.5, reward: shaped}")])
 def test_variants_of_grpo_train(policy: Path, tmp_path: Path, extra: tuple[str, ...]) -> None:
     row = run(policy, tmp_path, "run", *extra)
     assert row["train/grad_norm"] > 0 and row["train/kl_ref"] >= 0
 
 
 def test_ppo_trains_policy_and_critic(policy: Path, tmp_path: Path) -> None:
-    row = run(policy, tmp_path, "ppo", "rl.kind=ppo", "vla.value_head=true", "algorithm.epochs=2", "train.steps=3",
-              "rl.critic_warmup=2", "train.keep_last=3")
+    row = run(policy, tmp_path, "ppo", "algorithm.advantage=gae", "vla.value_head=true", "algorithm.epochs=2", "train.steps=3",
+              "algorithm.critic.warmup=2", "train.keep_last=3")
     saved = tmp_path / "ppo" / "checkpoints" / "step_000003"
     assert (saved / "value_head.safetensors").exists() and row["train/grad_norm"] > 0
     head = load_file(str(saved / "value_head.safetensors"))
@@ -185,8 +186,8 @@ def test_ppo_trains_policy_and_critic(policy: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_resumed_while_its_critic_warms_up_equals_the_whole_one(policy: Path, tmp_path: Path) -> None:
-    settings = ("schedule.kind=serial", "rl.kind=ppo", "vla.value_head=true", "rl.critic_warmup=2", "optim.weight_decay=0.1",
-                "train.steps=3")
+    settings = ("schedule.kind=serial", "algorithm.advantage=gae", "vla.value_head=true", "algorithm.critic.warmup=2",
+                "optim.weight_decay=0.1", "train.steps=3")
     run(policy, tmp_path, "whole", *settings)
     broken = EmbodiedTrainer(config_of(policy, f"dir={tmp_path}", "name=cut", *settings))
     broken.on_event = stop_after(1)
@@ -274,14 +275,14 @@ def test_success_at_the_end_is_a_number_of_its_own_only_where_episodes_go_on(pol
 def test_a_run_says_at_its_start_whether_groups_are_streamed(policy: Path, tmp_path: Path) -> None:
     said = {}
     for name, *extra in (("grpo",), ("passes", "algorithm.epochs=4", "algorithm.minibatches=2"),
-                         ("ppo", "rl.kind=ppo", "vla.value_head=true"), ("serial", "schedule.kind=serial")):
+                         ("ppo", "algorithm.advantage=gae", "vla.value_head=true"), ("serial", "schedule.kind=serial")):
         events: dict[str, Any] = {}
         run(policy, tmp_path, name, "schedule.kind=pipelined", "train.steps=1", *extra, on_event=events.__setitem__)
         said[name] = events["start"]["notes"]
     assert said == {
         "grpo": ["groups are streamed: trained on as they close"],
         "passes": ["groups are collected, not streamed: algorithm.epochs 4, algorithm.minibatches 2"],
-        "ppo": ["groups are collected, not streamed: rl.kind ppo (its advantages are normalised over the step)"],
+        "ppo": ["groups are collected, not streamed: algorithm.advantage gae (normalised over the step)"],
         "serial": ["groups are collected, not streamed: schedule.kind serial"]}
 
 

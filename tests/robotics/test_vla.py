@@ -233,13 +233,13 @@ def test_mistakes_are_named(model: Path, tmp_path: Path) -> None:
     (tmp_path / "saved" / "vla.json").write_text("{")
     with pytest.raises(CheckpointError, match="expected the action settings of a VLA checkpoint"):
         load_vla(config_of(tmp_path / "saved"))
-    with pytest.raises(ConfigError, match=r"algorithm\.aggregate means nothing to an embodied run"):
-        config_of(model, "algorithm.aggregate=sequence_mean")
+    with pytest.raises(ConfigError, match=r"algorithm\.contrast means nothing to an embodied run: there is no changed view"):
+        config_of(model, "algorithm.contrast.kind=shuffle")
     with pytest.raises(ConfigError, match=r"rl\.success at_end needs episodes that go on after a success"):
         config_of(model, "rl.success=at_end")
     with pytest.raises(ConfigError, match=r"vla\.cameras needs wrist"):
         config_of(model, "vla.cameras=[base, wrist]")
     with pytest.raises(ConfigError, match="needs a critic"):
-        config_of(model, "rl.kind=ppo")
+        config_of(model, "algorithm.advantage=gae")
     with pytest.raises(ConfigError, match=r"unknown key 'env.horizn'.*horizon"):
         config_of(model, "env.horizn=3")
