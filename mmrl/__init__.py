@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl import _torchvision_cpu
 from mmrl.coords import CoordFrame
+from mmrl.environment import Environment, Observation, Outcome
 from mmrl.errors import DataError
 from mmrl.registry import register
 from mmrl.task import Task, Template
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from mmrl.library import Trainer, evaluate, reward
 
 __version__ = "0.1.0"
-__all__ = ["CoordFrame", "DataError", "Evaluation", "ImageSize", "RewardContext", "Rollout", "RolloutGroup", "RunConfig", "Sample",
-           "Score", "StopReason", "Task", "Template", "Trainer", "Turn", "evaluate", "load_config", "register", "reward"]
+__all__ = ["CoordFrame", "DataError", "Environment", "Evaluation", "ImageSize", "Observation", "Outcome", "RewardContext",
+           "Rollout", "RolloutGroup", "RunConfig", "Sample", "Score", "StopReason", "Task", "Template", "Trainer", "Turn",
+           "evaluate", "load_config", "register", "reward"]
 _LATER = {"Trainer": "mmrl.library", "evaluate": "mmrl.library", "reward": "mmrl.library", "RunConfig": "mmrl.config",
           "load_config": "mmrl.config", "Evaluation": "mmrl.evaluation.evaluate"}
 

@@ -50,10 +50,11 @@ def rollout_rows(groups: Iterable[RolloutGroup], frame: str, total_steps: int, m
         view = {"view": group.view} if group.view else {}
         for trajectory, contrast in (*((t, False) for t in group.rollouts), *((t, True) for t in group.contrast)):
             turn, score = trajectory.turns[-1], score_of(trajectory)
+            several = {"turns": [t.text for t in trajectory.turns]} if len(trajectory.turns) > 1 else {}
             rows.append({
                 "step": group.key[0], "key": list(group.key), "total_steps": total_steps,
                 "sample": dataclasses.asdict(group.sample),
-                "text": turn.text, "stop": turn.stop.value, "num_tokens": trajectory.num_tokens,
+                "text": turn.text, **several, "stop": turn.stop.value, "num_tokens": trajectory.num_tokens,
                 "max_tokens": max_tokens, "frame": frame, **({"offline": True} if trajectory.offline else {}),
                 **view, **({"contrast": True} if contrast else {}), **origins.get(group.key, {}),
                 "score": dataclasses.asdict(score)})

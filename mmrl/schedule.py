@@ -34,6 +34,7 @@ from mmrl.offline import Demonstrations, on_policy
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
+from mmrl.rollout.episodes import Episode, begin, play
 from mmrl.scoring import ScoreJob, Scorer
 from mmrl.task import Task
 from mmrl.timeline import Timeline
@@ -58,6 +59,7 @@ class _Open:
     task: Task
     prompt: Prompt
     demonstrations: tuple[Turn, ...] = ()
+    episodes: Sequence[Episode] = ()  # of a task with an environment: its rollouts, which have begun
 
 
 @dataclass
@@ -209,7 +211,8 @@ class SerialSchedule:
         """The ticket's group with its encoded prompt; the group alone, with an error, when it cannot be encoded."""
         sample, task = self.stream.find(ticket.source, ticket.sample_id)
         try:
-            prompt = self.policy.encoder(sample, task)
+            episodes = begin(self.policy, sample, task, self.demonstrations.rollouts(0), (self.config.seed, 3, *ticket.key))
+            prompt = next((e.prompt for e in episodes if e.prompt is not None), None) or self.policy.encoder(sample, task)
             self.policy.encoder.visuals.lease(prompt.visuals, self.policy.tower())  # until the next step begins
         except (MediaError, DataError) as error:
             stop_at_broken_media(error, sample, self.config.data.on_error)
@@ -217,7 +220,7 @@ class SerialSchedule:
             self.tally.failures.append({"step": step, "source": sample.source, "id": sample.id, "reason": group.error})
             return group
         return _Open(RolloutGroup(sample, (), fingerprint=prompt.fingerprint, key=ticket.key), task, prompt,
-                     self._demonstrations(sample, task, prompt, ticket, step))
+                     self._demonstrations(sample, task, prompt, ticket, step), episodes)
 
     def _demonstrations(self, sample: Sample, task: Task, prompt: Prompt, ticket: Ticket, step: int) -> tuple[Turn, ...]:
         """What somebody else wrote for this prompt, if demonstrations are wanted in this step; the unusable are recorded."""
@@ -261,7 +264,32 @@ class SerialSchedule:
             ahead.expect([self.stream.find(t.source, t.sample_id)[0] for t in tickets] + coming[self.world.rank::self.world.size])
 
     def _answers(self, ready: Sequence[_Open], counts: Sequence[int], noise: int, step: int) -> list[tuple[Rollout, ...]]:
-        """So many scored completions of each prompt; `noise` tells their random numbers from those of other rollouts."""
+        """So many scored completions of each prompt; `noise` tells their random numbers from those of other rollouts. Tasks with an
+        environment are played instead."""
+        played = iter(self._played([o for o in ready if o.episodes], step))
+        plain = [(o, n) for o, n in zip(ready, counts, strict=True) if not o.episodes]
+        written = iter(self._completions([o for o, _ in plain], [n for _, n in plain], noise, step))
+        return [next(played) if o.episodes else next(written) for o in ready]
+
+    def _played(self, ready: Sequence[_Open], step: int) -> list[tuple[Rollout, ...]]:
+        """The rollouts of tasks with an environment; those that failed are recorded."""
+        if not ready:
+            return []
+        with self.exclusive(), self.timeline.span("infer", "rollout", step=step):
+            began = time.perf_counter()
+            found = play(self.policy, self.engine, [o.episodes for o in ready], sampling_settings(self.config))
+            self.tally.rollout_s += time.perf_counter() - began
+        for opened, rollouts in zip(ready, found, strict=True):
+            turns = [t for r in rollouts for t in r.turns]
+            self.tally.prompt_tokens += opened.prompt.length + sum(t.prompt.length for r in rollouts for t in r.turns[1:])
+            self.tally.rollout_tokens += sum(len(t.token_ids) for t in turns)
+            sample = opened.group.sample
+            self.tally.failures += [{"step": step, "source": sample.source, "id": sample.id, "reason": r.error}
+                                    for r in rollouts if r.error is not None]
+        return found
+
+    def _completions(self, ready: Sequence[_Open], counts: Sequence[int], noise: int, step: int) -> list[tuple[Rollout, ...]]:
+        """So many scored completions of each prompt."""
         requests = [Request(o.prompt, n, (self.config.seed, noise, *o.group.key)) for o, n in zip(ready, counts, strict=True)]
         completions: list[list[Turn]] = []
         if requests:

@@ -27,7 +27,8 @@ from mmrl.types import RewardContext, Sample, Score
 from mmrl.workers.process import END_S, ChildError, patience
 from mmrl.workers.spawned import START_S, Worker, close_all
 
-__all__ = ["LARGEST_DETAIL", "LONGEST_REASON", "MOST_NUMBERS", "ScoreJob", "Scorer", "is_reward_failure", "score_one"]
+__all__ = ["LARGEST_DETAIL", "LONGEST_REASON", "MOST_NUMBERS", "ScoreJob", "Scorer", "checked", "failed",
+           "is_reward_failure", "score_one"]
 
 LONGEST_REASON = 500
 """Characters of a score's `reason`; the rest is cut, which the reason then says."""
@@ -66,9 +67,14 @@ def score_one(task: Task, job: ScoreJob) -> Score:
             task.score_in_group(job.sample, job.peers, job.place))
         if not isinstance(score, Score):
             raise TypeError(f"expected a mmrl.Score, found {type(score).__name__}")
-        return _checked(score, task.value_range)
+        return checked(score, task.value_range)
     except (Exception, SystemExit) as error:  # user code: recorded on the sample, counted by the trainer
-        return Score.failure(_cut(f"reward_error: {type(error).__name__}: {_said(error)}"), task.part_names)
+        return failed("reward_error", error, task.part_names)
+
+
+def failed(kind: str, error: BaseException, parts: Sequence[str]) -> Score:
+    """The recorded zero of what somebody else's code raised; `kind` begins its reason."""
+    return Score.failure(_cut(f"{kind}: {type(error).__name__}: {_said(error)}"), parts)
 
 
 def _said(error: BaseException) -> str:
@@ -94,7 +100,7 @@ def _detail(detail: Mapping[str, Any]) -> Mapping[str, Any]:
     return detail if size <= LARGEST_DETAIL else {"left_out": f"{size:,} characters as JSON, at most {LARGEST_DETAIL:,} are kept"}
 
 
-def _checked(score: Score, value_range: tuple[float, float]) -> Score:
+def checked(score: Score, value_range: tuple[float, float]) -> Score:
     """The score with plain floats (not numpy's or torch's) that are finite, its value in range; raises ValueError.
 
     A weighted sum may leave the range by rounding (1e-9); such a value is clipped.

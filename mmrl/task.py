@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
+from mmrl.environment import Environment
 from mmrl.media import Orientation
 from mmrl.types import RewardContext, Sample, Score
 
@@ -80,6 +81,12 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def wrong(self, sample: Sample, ctx: RewardContext) -> str:
         """A well-formed wrong answer: its accuracy parts must be 0."""
+
+    def environment(self, template: Template) -> Environment | None:
+        """A new environment for one rollout of a sample, where the policy acts in several turns; its rewards are the reward then,
+        and `messages` and `score` serve the tools that look at one answer. Cheap: work begins in `reset`. Default: none, the
+        rollout ends after one turn and `score` judges it."""
+        return None
 
     def member(self, name: str) -> Task:
         """The task that judges samples whose `task` is `name`: itself, or for a task of several (tasks.mixed) one of them.

@@ -41,6 +41,7 @@ from mmrl.policy.loading import load_policy
 from mmrl.prefetch import prefetching
 from mmrl.preflight import Measured, best_metric, check_model_folder, check_packages, measured_by
 from mmrl.rollout import build_rollout_engine
+from mmrl.rollout.episodes import check_environments
 from mmrl.runlog import RunFolder, rollout_rows, write_json
 from mmrl.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
 from mmrl.timeline import Timeline
@@ -113,6 +114,7 @@ class Trainer:
             for configs, where in ((data.train, "data.train"), (data.eval, "data.eval")))
         prompt_stream(self.config, self.train_sources)  # a curriculum that does not fit the data must fail before a model is loaded
         check_filter_key(self.config, [s.task for s in self.train_sources])
+        check_environments(self.config, [(s.task, {x.task for x in s.samples}) for s in (*self.train_sources, *self.eval_sources)])
 
     def _measured(self) -> Measured:
         """What held-out data are judged by."""

@@ -31,8 +31,10 @@ from mmrl.group_rewards import score_origin
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
+from mmrl.rollout.episodes import Episode, begin, play
 from mmrl.runlog import write_json
 from mmrl.scoring import ScoreJob, Scorer
+from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score, StopReason
 from mmrl.versions import versions
 from mmrl.views import changed_prompt
@@ -143,19 +145,22 @@ def _evaluate_chunk(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: 
     rows: list[dict[str, Any]] = []
     plain: list[_Asked] = []
     changed: list[_Asked] = []
+    played: list[tuple[int, str, list[Episode]]] = []
     for order, sample in samples:
         try:
+            if opened := _begun(policy, sample, source.task, settings):
+                played += [(order, mode, episodes) for mode, episodes in opened]
+                continue
             prompt = policy.encoder(sample, source.task)
         except (MediaError, DataError) as error:
             stop_at_broken_media(error, sample, settings.on_error)
-            modes = [("greedy", 1 if settings.greedy else 0), ("sampled", settings.samples)]
             failure = Score.failure(f"input_error: {error}", source.task.part_names)
             unseen = RewardContext(1, 1, policy.template.frame, stop=StopReason.ERROR,
                                    max_tokens=settings.sampling.max_new_tokens)
             rows += [_row(source, ScoreJob(key, sample, "", unseen), failure, order, mode, n)
-                     for mode, count in modes for n in range(count)]
+                     for mode, count in _modes(settings) for n in range(count)]
             continue
-        noise_key = (settings.seed, 5, zlib.crc32(f"{sample.source}/{sample.id}".encode("utf-8", "surrogatepass")))
+        noise_key = _noise_key(sample, settings)
         if settings.greedy:
             plain.append(_Asked(order, sample, "greedy", prompt, Request(prompt, 1, greedy=True)))
         if settings.samples:
@@ -167,6 +172,39 @@ def _evaluate_chunk(policy: Policy, engine: RolloutEngine, scorer: Scorer, key: 
                 changed.append(_Asked(order, sample, f"{MODE}{view}", prompt, request))
     for asked in (plain, changed):  # one after the other: the plain answers are those of an evaluation without views
         rows += _answers(policy, engine, scorer, key, source, asked, settings)
+    return rows + _played(policy, engine, key, source, played, settings)
+
+
+def _modes(settings: EvalSettings) -> list[tuple[str, int]]:
+    """Modes with their numbers of answers."""
+    return [("greedy", int(settings.greedy)), ("sampled", settings.samples)]
+
+
+def _noise_key(sample: Sample, settings: EvalSettings) -> tuple[int, int, int]:
+    return settings.seed, 5, zlib.crc32(f"{sample.source}/{sample.id}".encode("utf-8", "surrogatepass"))
+
+
+def _begun(policy: Policy, sample: Sample, task: Task, settings: EvalSettings) -> list[tuple[str, list[Episode]]]:
+    """The rollouts of each mode in the task's environment; [] where it has none. Raises MediaError and DataError."""
+    key = _noise_key(sample, settings)
+    found = [(mode, begin(policy, sample, task, count, key, greedy=mode == "greedy")) for mode, count in _modes(settings)]
+    return [(mode, episodes) for mode, episodes in found if episodes]
+
+
+def _played(policy: Policy, engine: RolloutEngine, key: int, source: LoadedSource, opened: Sequence[tuple[int, str, list[Episode]]],
+            settings: EvalSettings) -> list[dict[str, Any]]:
+    """Rows of the rollouts in environments; their text is the last turn's."""
+    rows: list[dict[str, Any]] = []
+    found = play(policy, engine, [episodes for _, _, episodes in opened], settings.sampling)
+    for (order, mode, episodes), rollouts in zip(opened, found, strict=True):
+        for number, (episode, rollout) in enumerate(zip(episodes, rollouts, strict=True)):
+            last, score = rollout.turns[-1], rollout.score
+            assert score is not None
+            images, videos = ((), ()) if last.prompt is None else (last.prompt.images, last.prompt.videos)
+            ctx = RewardContext(1, 1, policy.template.frame, images, last.stop, rollout.num_tokens,
+                                settings.sampling.max_new_tokens, videos)
+            row = _row(source, ScoreJob(key, episode.sample, last.text, ctx), score, order, mode, number)
+            rows.append({**row, "turns": [t.text for t in rollout.turns]})
     return rows
 
 

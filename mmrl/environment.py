@@ -1,0 +1,88 @@
+"""The Environment contract: what a policy is shown turn by turn, and what it earns.
+
+    class Zoom(Environment):
+        max_turns = 2
+        def reset(self, sample, seed): ...     # -> Observation: how the chat begins
+        def step(self, turn): ...              # -> Outcome: what answers the policy, or the end
+
+A `mmrl.Task` whose `environment` makes one is rolled out turn by turn: the policy is shown the observation, writes a turn, is shown
+the next observation behind everything before, until the environment ends or `max_turns` are over. A task without one is the
+environment that ends after one turn. examples/zoom.py is a whole one.
+
+The chat grows: later observations are appended to what was shown and written, token by token, and never change it. The learner
+packs such rollouts behind one copy of their common prompt (mmrl/policy/pack.py) and trains the policy's own tokens; observations
+are context.
+"""
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from mmrl.types import Sample, Turn
+
+__all__ = ["Environment", "Observation", "Outcome"]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Chat messages in transformers' form, and the pictures of their {'type': 'image'} items in order: each a path, or the pixels,
+    uint8 (H, W, 3).
+
+    The first observation is how the chat begins, with the system text where there is one; a later one is what answers the policy,
+    usually one message of the role 'user' or 'tool'.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    images: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a turn led to: the next observation, or the end (`terminated`: of the environment's own, `truncated`: cut off).
+
+    `reward` is that of this turn. The sum over a rollout must lie in the task's value_range; `info` of the last turn becomes the
+    metrics of its score (`correct`, `success` ...). Raises ValueError for an outcome that neither ends nor shows something.
+    """
+
+    observation: Observation | None = None
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.observation is None and not self.ended:
+            raise ValueError("expected an observation or the end (terminated, truncated), found neither; give one of them")
+        if not math.isfinite(self.reward):
+            raise ValueError(f"expected a finite reward, found {self.reward}")
+
+    @property
+    def ended(self) -> bool:
+        """Whether no further turn follows."""
+        return self.terminated or self.truncated
+
+
+class Environment(abc.ABC):
+    """One rollout's surroundings. Made by `Task.environment`, cheap until `reset`, used for one rollout by one thread.
+
+    It lives in the process of the run: what may hang, crash or hold a graphics context belongs into a process of its own, which
+    `close` ends. What it raises costs its rollout alone, which is recorded as failed and not learned from. All rollouts of a round
+    are open at the same time.
+    """
+
+    max_turns: ClassVar[int] = 8
+    """Turns of a rollout at most; one that goes on is truncated then, with the rewards it has."""
+
+    @abc.abstractmethod
+    def reset(self, sample: Sample, seed: int) -> Observation:
+        """Begin. The same sample and seed give the same observation: all rollouts of a group get the same ones, and begin alike."""
+
+    @abc.abstractmethod
+    def step(self, turn: Turn) -> Outcome:
+        """Answer what the policy wrote: `turn.text` (parse it, never run it: it is a stranger's), which ended by `turn.stop`."""
+
+    def close(self) -> None:  # noqa: B027  most hold nothing
+        """The rollout is over, or has failed. Called once, also where `reset` raised."""

@@ -1,0 +1,176 @@
+"""Rollouts of several turns in environments (mmrl.environment), with any rollout engine.
+
+    episodes = begin(policy, sample, task, 8, key)       # resets eight environments; [] where the task has none
+    (rollouts,) = play(policy, engine, [episodes], sampling)
+
+All rollouts take their turns together: one request to the engine for a whole group at the first turn, whose prompt is prefilled
+once, and one for each rollout later. The history is prefilled anew at each turn: no KV cache is kept between turns. Noise belongs
+to the rollout and its turn, so that the same tokens come out whatever else is played beside it.
+"""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mmrl.config import RunConfig
+from mmrl.coords import CoordFrame
+from mmrl.environment import Environment, Observation
+from mmrl.errors import ConfigError, DataError, MediaError
+from mmrl.policy.encode import Prompt
+from mmrl.policy.policy import Policy
+from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
+from mmrl.scoring import checked, failed
+from mmrl.task import Task, Template
+from mmrl.types import Rollout, Sample, Score, StopReason, Turn
+
+__all__ = ["Episode", "begin", "check_environments", "play"]
+
+_PART = "reward"
+
+
+@dataclass
+class Episode:
+    """A rollout under way: `prompt` is all that precedes its next turn."""
+
+    sample: Sample
+    task: Task
+    environment: Environment
+    key: tuple[int, ...]
+    greedy: bool = False
+    prompt: Prompt | None = None
+    turns: list[Turn] = field(default_factory=list)
+    info: dict[str, float] = field(default_factory=dict)
+    failure: Exception | SystemExit | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether a turn follows."""
+        return self.failure is None and not (self.turns and (self.turns[-1].terminated or self.turns[-1].truncated))
+
+    def reset(self, policy: Policy, seed: int) -> None:
+        """Begin. Raises MediaError and DataError of pictures and prompts that cannot be used; other errors fail the rollout."""
+        try:
+            self.prompt = _first(policy, self.environment.reset(self.sample, seed), self.sample.id)
+        except (MediaError, DataError):
+            raise
+        except (Exception, SystemExit) as error:  # an environment is user code
+            self.failure = error
+
+    def take(self, policy: Policy, turn: Turn) -> None:
+        """The policy's turn, and what the environment answers."""
+        assert self.prompt is not None
+        self.turns.append(replace(turn, prompt=self.prompt, rewards=(0.0,), valid=(True,)))
+        try:
+            outcome = self.environment.step(turn)
+            over = not outcome.ended and len(self.turns) >= self.environment.max_turns
+            self.turns[-1] = replace(self.turns[-1], rewards=(float(outcome.reward),), terminated=outcome.terminated,
+                                     truncated=outcome.truncated or over)
+            self.info = {str(name): float(value) for name, value in outcome.info.items()}
+            if self.open and outcome.observation is not None:
+                visuals = _visuals(policy, outcome.observation)
+                messages = [dict(m) for m in outcome.observation.messages]
+                self.prompt = policy.encoder.extended(self.prompt, turn.token_ids, messages, visuals, self.sample.id)
+        except (Exception, SystemExit) as error:
+            self.failure = error
+
+    def rollout(self) -> Rollout:
+        """What came of it: its score is the sum of the rewards, with the last turn's info as metrics."""
+        turns = tuple(self.turns) or (Turn((), "", (), StopReason.ERROR),)
+        task, error = self.task.member(self.sample.task), self.failure
+        if error is None:
+            try:
+                score = checked(Score.combine({_PART: sum(t.reward for t in turns)}, {_PART: 1.0}, parsed=True, metrics=self.info),
+                                task.value_range)
+                return Rollout(turns, score, info=self.info)
+            except ValueError as wrong:  # a reward outside the task's range, info without an end
+                error = wrong
+        score = failed("reward_error: environment", error, (_PART,))
+        return Rollout(turns, score, error=score.reason, info=self.info)
+
+
+def begin(policy: Policy, sample: Sample, task: Task, count: int, key: tuple[int, ...], *, greedy: bool = False) -> list[Episode]:
+    """`count` rollouts of `sample`, reset with one seed made of `key`; [] where the task ends after one turn. Equal first
+    observations share one prompt. Raises MediaError and DataError for pictures and prompts that cannot be used."""
+    seed = int(np.random.default_rng([abs(k) for k in key]).integers(1 << 31))
+    episodes: list[Episode] = []
+    known: dict[str, Prompt] = {}
+    for _ in range(count):
+        environment = task.member(sample.task).environment(policy.template)
+        if environment is None:
+            return []
+        episodes.append(Episode(sample, task, environment, key, greedy))
+    try:
+        for episode in episodes:
+            episode.reset(policy, seed)
+            if episode.prompt is not None:
+                episode.prompt = known.setdefault(episode.prompt.fingerprint, episode.prompt)
+    except BaseException:
+        _close(episodes)
+        raise
+    return episodes
+
+
+def play(policy: Policy, engine: RolloutEngine, groups: Sequence[Sequence[Episode]],
+         settings: SamplingSettings) -> list[tuple[Rollout, ...]]:
+    """Play to their ends and close the environments; the rollouts of each group."""
+    try:
+        for number in itertools.count(1):
+            asked = [parts for group in groups for parts in _asked(group, number)]
+            if not asked:
+                break
+            written = engine.generate([request for request, _ in asked], settings)
+            for (_, episodes), turns in zip(asked, written, strict=True):
+                for episode, turn in zip(episodes, turns, strict=True):
+                    episode.take(policy, turn)
+    finally:
+        _close(e for group in groups for e in group)
+    return [tuple(e.rollout() for e in group) for group in groups]
+
+
+def _asked(group: Sequence[Episode], number: int) -> Iterator[tuple[Request, list[Episode]]]:
+    """The requests of a group's open rollouts at their turn `number`, with the rollouts that each is for."""
+    at = [(place, e, e.prompt) for place, e in enumerate(group, 1) if e.open and e.prompt is not None]
+    if number == 1 and len({(id(prompt), e.greedy) for _, e, prompt in at}) == 1:  # as one question's answers
+        yield Request(at[0][2], len(at), at[0][1].key, at[0][1].greedy), [e for _, e, _ in at]
+    else:
+        for place, e, prompt in at:
+            yield Request(prompt, 1, () if e.greedy else (*e.key, number, place), e.greedy), [e]
+
+
+def _close(episodes: Sequence[Episode] | Iterator[Episode]) -> None:
+    for episode in episodes:
+        try:
+            episode.environment.close()
+        except (Exception, SystemExit) as error:
+            episode.failure = episode.failure or error
+
+
+def _first(policy: Policy, observation: Observation, name: str) -> Prompt:
+    return policy.encoder.prompt_of([dict(m) for m in observation.messages], _visuals(policy, observation), name)
+
+
+def _visuals(policy: Policy, observation: Observation) -> list[Any]:
+    """References to the pictures, kept for training."""
+    cache = policy.encoder.visuals
+    found = [cache.image(str(x)) if isinstance(x, str) else cache.frame(np.asarray(x)) for x in observation.images]
+    cache.lease(found, policy.tower())
+    return found
+
+
+def check_environments(config: RunConfig, tasks: Sequence[tuple[Task, set[str]]]) -> None:
+    """Raises ConfigError for settings that a task with an environment (given with the tasks of its samples) cannot be run with."""
+    template = Template("", CoordFrame.ABS_ORIG)
+    names = [task.name for task, kinds in tasks if any(task.member(kind).environment(template) is not None for kind in kinds)]
+    a = config.algorithm
+    why = {"algorithm.contrast": (a.contrast.kind != "none", "a changed view of the prompt alone"),
+           "algorithm.offline.per_group": (a.offline.per_group > 0, "demonstrations of one answer"),
+           "algorithm.overlong: soft": (a.overlong == "soft", "a penalty on the length of one answer"),
+           "eval.views": (bool(config.eval.views), "a changed view of the prompt alone")}
+    for key, (used, what) in why.items():
+        if names and used:
+            raise ConfigError(f"expected no {key} with task '{names[0]}', whose rollouts take several turns in an environment: it "
+                              f"is about {what}; switch it off")
