@@ -22,7 +22,7 @@ from mmrl.scoring import is_reward_failure
 from mmrl.training.learner import SourceStats, UpdateResult
 from mmrl.types import RolloutGroup, StopReason
 
-__all__ = ["REFLECTION_WORDS", "completion_records", "peak_memory_gib", "step_metrics"]
+__all__ = ["REFLECTION_WORDS", "completion_records", "peak_memory_gib", "step_metrics", "update_metrics"]
 
 
 REFLECTION_WORDS = ("re-check", "re-evaluate", "re-examine", "re-think", "recheck", "reevaluate", "reexamine", "reevaluation",
@@ -180,6 +180,14 @@ def _offline(records: Sequence[dict[str, Any]], demonstrations: Sequence[dict[st
             "offline/capped": stats.stats.offline_capped / tokens if tokens else None}
 
 
+def update_metrics(update: UpdateResult) -> dict[str, float | None]:
+    """What the optimizer steps of a training step measured, for rollouts of any kind: None where nothing was trained on."""
+    total, n = update.total, update.denominator
+    own = {**_trained(total), "loss": total.stats.policy_loss / n if n else None, "grad_norm": _mean(update.grad_norms),
+           "lr": update.lr, "tokens/packed": update.packed_tokens}
+    return {**{f"train/{k}": v for k, v in own.items()}, **update.credit, **update.critic}
+
+
 def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: UpdateResult,
                  seconds: dict[str, float]) -> dict[str, Any]:
     """The row of metrics.jsonl for one step; `records` and `update` cover all processes. Demonstrations have metrics of their
@@ -196,15 +204,13 @@ def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: Up
     for source, stats in sorted(update.sources.items()):
         row.update({f"train/{source}/{k}": v for k, v in _trained(stats).items()})
     total = update.total
-    row.update({f"train/{k}": v for k, v in _trained(total).items()})
+    row.update(update_metrics(update))
     if told:
         row.update({f"train/{k}": v for k, v in _offline(records, told, total).items()})
         for source in sorted({r["source"] for r in told}):
             mine = [r for r in told if r["source"] == source]
             row.update({f"train/{source}/{k}": v for k, v in _offline(by_source[source], mine, update.sources[source]).items()})
-    row.update({"train/loss": total.stats.policy_loss / update.denominator if update.denominator else None,
-                "train/grad_norm": _mean(update.grad_norms), "train/lr": update.lr, **update.credit, **update.critic,
-                **tally.notes})
+    row.update(tally.notes)
     if tally.report is not None:
         row.update({f"train/groups/{name}": count for name, count in tally.report.counts.items()})
         row["train/groups/unfilled"], row["train/groups/waiting"] = tally.report.unfilled, tally.report.queue
@@ -213,7 +219,6 @@ def step_metrics(records: Sequence[dict[str, Any]], tally: StepTally, update: Up
     tokens = tally.rollout_tokens + tally.prompt_tokens
     row.update({f"time/{name}": value for name, value in seconds.items()})
     row["speed/tokens_per_s"] = tokens / seconds["total"] if seconds.get("total") else None
-    row["train/tokens/packed"] = update.packed_tokens
     row["memory/peak_gib"] = peak_memory_gib()
     return row
 

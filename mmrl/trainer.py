@@ -11,65 +11,60 @@ killed or not; schedule.order key is bit for bit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 
-from mmrl.advice import remarks
 from mmrl.alarms import Alarm, AlarmBoard
 from mmrl.checkpoint import Checkpoints
-from mmrl.cluster.run import check_prompt_workers, cluster_metrics, prompt_demands, run_cluster, run_rollouts, run_scorer
+from mmrl.cluster.run import cluster_metrics
 from mmrl.config import RunConfig, effective_threads
-from mmrl.data import load_sources, note_lines, prompt_stream, write_rejected, write_skipped
-from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine, train_engine_name
-from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, RewardError, WeightSyncError
-from mmrl.evaluation.evaluate import EvalSettings, Evaluation, evaluate, flat_metrics, protocol_of, write_evaluation
+from mmrl.data import note_lines, write_rejected, write_skipped
+from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
+from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, WeightSyncError
+from mmrl.evaluation.evaluate import flat_metrics, write_evaluation
 from mmrl.files import optional
-from mmrl.group_rewards import check_filter_key
 from mmrl.identity import check_identity, extension_notes, run_identity
 from mmrl.media_record import MediaRecord, restore_media
-from mmrl.metrics import completion_records, step_metrics
 from mmrl.operations.beside import holding, operating, stop_if_asked
 from mmrl.operations.restart import find_start, resumes, sound_best
 from mmrl.optim import build_policy_optimizer
-from mmrl.pipeline import GroupSource, IteratorSource, Outcome, Pipeline, PipelineSettings
-from mmrl.policy.encode import Prompt
-from mmrl.policy.loading import load_policy
-from mmrl.prefetch import prefetching
-from mmrl.preflight import Measured, best_metric, check_model_folder, check_packages, measured_by
-from mmrl.rollout import build_rollout_engine
-from mmrl.rollout.episodes import check_environments
-from mmrl.runlog import RunFolder, rollout_rows, write_json
-from mmrl.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
-from mmrl.timeline import Timeline
+from mmrl.pipeline import Pipeline, PipelineSettings
+from mmrl.preflight import best_metric, check_model_folder, check_packages
+from mmrl.runlog import RunFolder, write_json
 from mmrl.trackers import Trackers
-from mmrl.training.answer_critic import add_critic, judgement
 from mmrl.training.learner import Learner, UpdateResult
-from mmrl.types import RolloutGroup, Sample
+from mmrl.training.prompts import PromptRollouts
+from mmrl.training.rollouts import Opened, RolloutSource
 from mmrl.world import World
 
 __all__ = ["Trainer"]
 
-G = TypeVar("G")
+_PATIENCE_S = 7200.0  # of the executor, for a thread that waits for other processes: as long as a collective may take (mmrl.world)
 
 
 class Trainer:
-    """One run. `on_event(kind, payload)` is told 'checked' (before the model is loaded), 'start', 'step', 'eval', 'alarm',
-    'checkpoint' and 'end' (main process)."""
+    """One run, of a VLM on prompts or of a VLA in simulators.
 
-    updater: Any  # what trains: its number of optimizer steps is in checkpoints
-    engine: Any = None  # a RolloutEngine; None where the policy acts by itself
-    pipeline: Any = None  # a mmrl.pipeline.Pipeline while the run is open; None for serial runs
-    cluster: Any = None  # a mmrl.cluster.session.Cluster while the run is open; None with engine.workers local
+    Args:
+        config: all of its settings.
+        resume: continue the run of its folder; 'auto': if there is one.
+        overwrite: replace the run of its folder.
+        on_event: called with (kind, payload) of 'checked' (before the model is loaded), 'start', 'step', 'eval', 'alarm',
+            'checkpoint' and 'end', in the main process.
+        rollouts: (config, world) -> what makes the rollouts (mmrl.training.rollouts); default: what the configuration names.
+    """
+
+    learner: Learner  # while the run is open
+    pipeline: Pipeline[Any, UpdateResult]  # while the run is open
 
     def __init__(self, config: RunConfig, *, resume: bool | Literal["auto"] = False, overwrite: bool = False,
-                 on_event: Any = None) -> None:
+                 on_event: Any = None, rollouts: Callable[[Any, World], RolloutSource] | None = None) -> None:
         if (threads := effective_threads(config)) is not None:
             torch.set_num_threads(threads)
-        self.config, self.on_event = config, on_event or (lambda kind, payload: None)
+        self.config, self.on_event, self._source = config, on_event or (lambda kind, payload: None), rollouts
         self.world = World(torch.device(config.model.device) if config.model.device else None, **accelerator_options(config))
         with self.world.telling():
             self._open(resume, overwrite)
@@ -91,47 +86,22 @@ class Trainer:
         check_packages(config)
         check_model_folder(config.model.path)
         torch.manual_seed(config.seed)
-        self._load_data()
-        self.best_metric = best_metric(config.eval, self._measured())
+        self.rollouts: RolloutSource = (self._source or config.rollout_source() or PromptRollouts)(config, self.world)
+        self.best_metric = best_metric(config.eval, self.rollouts.measured)
         if self.world.is_main:
             self.on_event("checked", {"config": config})
-        self.policy = self._load_policy()
+        with self.checkpoints.reading(self.start_step):
+            self.policy = self.rollouts.load_policy(self.checkpoints.path(self.start_step) if self.start_step else None)
         self.optimizer = self._build_optimizer()
         self.alarms = AlarmBoard(config.alarms)
         self.best: float | None = None
         self.best_step = 0
         self.media = MediaRecord()
-        self._tally = StepTally()
         self._filled = -1  # optimizer steps taken when the actor got its weights
-        self._position: dict[str, Any] | None = None  # async: of the schedule after the step just trained
-
-    def _load_data(self) -> None:
-        train_engine_name(self.config, self.world.size)  # what does not go together must fail before a model is loaded
-        check_prompt_workers(self.config, self.world.device.type)
-        data = self.config.data
-        self.train_sources, self.eval_sources = (
-            load_sources(configs, on_error=data.on_error, orientation=data.image.orientation, where=where)
-            for configs, where in ((data.train, "data.train"), (data.eval, "data.eval")))
-        prompt_stream(self.config, self.train_sources)  # a curriculum that does not fit the data must fail before a model is loaded
-        check_filter_key(self.config, [s.task for s in self.train_sources])
-        check_environments(self.config, [(s.task, {x.task for x in s.samples}) for s in (*self.train_sources, *self.eval_sources)])
-
-    def _measured(self) -> Measured:
-        """What held-out data are judged by."""
-        return measured_by(self.eval_sources)
-
-    def _load_policy(self) -> Any:
-        with self.checkpoints.reading(self.start_step):
-            return self._read_policy(self.checkpoints.path(self.start_step) if self.start_step else None)
+        self._lost: list[dict[str, Any]] = []  # rows for failures.jsonl of a step that failed, which the main process does not have
 
     def _build_optimizer(self) -> torch.optim.AdamW:
         return build_policy_optimizer(self.policy, self.config.optim, self.config.algorithm.critic.lr)
-
-    def _read_policy(self, weights: Path | None) -> Any:
-        """The policy of model.path, or of the checkpoint folder `weights`."""
-        policy = load_policy(self.config.model, self.config.data, needs_reference=self.config.algorithm.kl.coef > 0,
-                             device=self.world.device, weights=weights)
-        return add_critic(policy, self.config, weights, self.config.model.path)
 
     def _build_engines(self) -> None:
         """What trains, and what samples and is saved: the policy itself, or a whole copy of it before its weights are sharded."""
@@ -139,69 +109,36 @@ class Trainer:
             self.actor = build_actor(self.config, self.world, self.policy)
         self.training: TrainEngine = build_train_engine(self.config, self.world, self.policy, self.optimizer)
         with self.world.telling():
-            self.engine = build_rollout_engine(self.config, self.policy, self.world, self.train_sources, self.actor)
+            self.rollouts.build(self.policy, self.actor)
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Everything that answers, scores and trains, while it is open."""
-        specs = [(s.task, dict(s.params)) for s in (*self.config.data.train, *self.config.data.eval)]
-        tasks = [s.task for s in (*self.train_sources, *self.eval_sources)]
-        encoder = self.policy.encoder
-        encoder.visuals.witness = self.media.note
-        with run_cluster(self.config, self.world.size, prompt_demands(self.config)) as self.cluster, prefetching(
-                self.config.data, [encoder.visuals]) as [encoder.ahead], run_scorer(
-                self.config, specs, tasks, self.cluster) as self.scorer, run_rollouts(
-                self.config, self.actor, self.engine, self.cluster) as self.engine:
-            self.schedule = SerialSchedule(self.config, self.actor, self.engine, self.scorer, self.train_sources, self.world)
-            self.updater = self._learner()
-            self.timeline = self.schedule.timeline = Timeline({"infer": 1, "reward": 1, "train": 1})
-            with ExitStack() as stack:
-                stack.callback(self.engine.close)
-                if self.config.schedule.kind != "serial":
-                    source = IteratorSource(self.schedule.groups, self.config.train.prompts_per_step, GroupPlaces())
-                    self.pipeline = stack.enter_context(self._pipeline(source))
-                    self.schedule.exclusive = self.pipeline.exclusive
+        """Everything that rolls out, scores and trains, while it is open."""
+        s, c = self.config.schedule, self.config
+        with self.rollouts.working(Opened(self.policy, self.actor, self.training, self.media)):
+            self.learner = self.rollouts.learner()
+            settings = PipelineSettings(schedule=s.kind, order=s.order, staleness=s.staleness if s.kind == "async" else 0)
+            with Pipeline(self.rollouts.groups, self.learner, settings, last_step=c.train.steps, version=self.start_step,
+                          timeline=self.rollouts.timeline) as self.pipeline:
+                if self.world.size > 1:  # a thread that waits for other processes may not be left behind: see World.stop
+                    self.pipeline.patience_s = _PATIENCE_S
+                self.rollouts.share(self.pipeline.exclusive)
                 yield
-
-    def _learner(self) -> Learner:
-        """What trains on groups of answers to prompts."""
-        stream = self.schedule.stream
-        self.policy.shared_prefix = self.config.train.forward == "shared"
-
-        def prompt_of(group: RolloutGroup) -> Prompt:
-            return self.policy.encoder(*stream.find(group.sample.source, group.sample.id))
-
-        def headline(sample: Sample) -> str:
-            return stream.find(sample.source, sample.id)[1].member(sample.task).headline
-
-        advantages, critic = judgement(self.config, self.world, headline)
-        learner = Learner(self.config, self.policy, self.training, self.world, advantages, prompt_of=prompt_of, critic=critic)
-        learner.on_weights = self._changed
-        return learner
-
-    def _changed(self) -> None:
-        """The weights have changed: outside serial runs they get their next version here, while the policy is still held."""
-        if self.config.schedule.kind != "serial":
-            self.policy.publish()
-        self._sync()
-
-    def _pipeline(self, source: GroupSource[G]) -> Pipeline[G, Any]:
-        """The executor of the run's schedule over `source`."""
-        s = self.config.schedule
-        settings = PipelineSettings(schedule=s.kind, order=s.order, staleness=s.staleness if s.kind == "async" else 0)
-        return Pipeline(source, self.updater, settings, last_step=self.config.train.steps, version=self.start_step,
-                        timeline=self.timeline)
 
     def fit(self) -> dict[str, Any]:
         """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do.
 
-        An error in one process ends all of them with its message; with a sharded engine (runs on prompts) or inside its collective
-        passes (embodied runs) the launcher ends them.
+        An error in one process ends all of them with its message; where it arises inside of a pass through a sharded model, which
+        the others wait in, the launcher ends them.
         """
-        if self.training.lockstep:  # who cannot follow into the engine's own collectives must not begin another one
+        try:
             return self._run()
-        with self.world.telling():
-            return self._run()
+        except Exception as error:
+            if not (self.training.lockstep and self.training.engaged):
+                self.world.stop(error)
+            if self.world.stopping and (lost := self.world.gather(self._lost)) and self.world.is_main:
+                self.folder.append("failures.jsonl", lost)
+            raise
 
     def _run(self) -> dict[str, Any]:
         with holding(self), self._working(), operating(self) as self.interrupts:
@@ -235,8 +172,9 @@ class Trainer:
             check_identity({**run_identity(unknown), **state["identity"]}, run_identity(self.config.model_dump(mode="json")))
             notes += extension_notes(self.config, state["identity"].get("train.steps", self.config.train.steps), step)
             self.alarms.load_state_dict(state["alarms"])
-            self._load_state(state)
-            restore_media(self.media, self.checkpoints.path(step), [*self.train_sources, *self.eval_sources], self.world)
+            self.learner.load_state_dict(state)
+            self.rollouts.load_state_dict(state)
+            restore_media(self.media, self.checkpoints.path(step), self._sources(), self.world)
             if state.get("best_metric", self.best_metric) == self.best_metric:  # else numbers of two metrics would be compared
                 self.best, self.best_step = sound_best(
                     self.checkpoints, self.start, state["best"], state["best_step"], self.world)
@@ -247,42 +185,30 @@ class Trainer:
             self.folder.start(total_steps=self.config.train.steps, resumed_at=step or None, best_metric=self.best_metric,
                               damaged=damaged)
             self.folder.rewind(step if step else -1)
-            sources = [*self.train_sources, *self.eval_sources]
+            sources = self._sources()
             rejected = write_rejected(sources, self.folder.path / "rejected.jsonl")
-            skipped = write_skipped(sources, self.folder.path / "skipped.json", len(self.eval_sources))
+            skipped = write_skipped(sources, self.folder.path / "skipped.json", len(self.rollouts.eval_sources))
             self.on_event("start", {"step": step, "config": self.config, "best_metric": self.best_metric, "rejected": rejected,
                                     "skipped": skipped, "folder": self.folder.path,
-                                    "notes": [*self.start.notes, *notes, *note_lines(sources), *self._started()],
+                                    "notes": [*self.start.notes, *notes, *note_lines(sources), *self.rollouts.notes()],
                                     "trainable": sum(p.numel() for _, p in self.actor.trainable())})
             self._raise_alarms([Alarm(step, "checkpoint_damaged", words, "error") for words in damaged.values()])
         self.world.barrier()
 
-    def _started(self) -> list[str]:
-        """Further lines to say when the run starts."""
-        return remarks(self.config)
-
-    def _state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside weights, optimizer and alarms; JSON values."""
-        return {"schedule": self._position or self.schedule.state_dict(), "credit": self.updater.advantages.state_dict(),
-                "entropy": self.updater.entropy.state_dict(), "updates": self.updater.updates, "version": self.policy.version}
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        self.schedule.load_state_dict(state["schedule"])
-        self.updater.advantages.load_state_dict(state["credit"])
-        if "entropy" in state:  # not in checkpoints from before there was a bonus
-            self.updater.entropy.load_state_dict(state["entropy"])
-        self.updater.updates, self.policy.version = state["updates"], state["version"]
+    def _sources(self) -> list[Any]:
+        """The data sets of the run."""
+        return [*self.rollouts.train_sources, *self.rollouts.eval_sources]
 
     def _loop(self, trackers: Trackers) -> dict[str, Any]:
         c, row = self.config, {}
         with self._alarmed(self.start_step):
-            self._sync()
+            self.rollouts.sync()
         if self.start_step == 0:
             self._evaluate(0, full=True)
         stop_if_asked(self, self.start_step, saved=True)
         for step in range(self.start_step + 1, c.train.steps + 1):
             last = step == c.train.steps
-            row = self._train_step(step) | cluster_metrics(self.cluster, self.world)
+            row = self._train_step(step) | cluster_metrics(self.rollouts.cluster, self.world)
             if last or (c.eval.every and step % c.eval.every == 0):
                 row.update(self._evaluate(step, full=last))
             alarms = self._write(step, row, trackers)
@@ -295,74 +221,43 @@ class Trainer:
         return row
 
     def _train_step(self, step: int) -> dict[str, Any]:
-        """Roll out and train on one step; its row of metrics. What is written about it is kept until `_write`."""
+        """Roll out and train on one step; its row of metrics. What else is written about it is kept until `_write`."""
         began = time.perf_counter()
-        if self.pipeline is not None:
-            outcome = self._overlapped(step)
-            update, records, extra = outcome.result, self._records(step), self._outcome_row(outcome)
-        else:
-            self.policy.publish()
-            self._fill_actor()
-            self.timeline.begin_step(step)
-            with self.world.telling():
-                groups = list(self.schedule.groups(step))
-                records, extra = self._records(step), {}
-            update = self._update(step, groups)
-            self.timeline.end_step(step)
-        if self.pipeline is not None or self.config.schedule.timeline:
-            extra |= self._times(step)
-        tally = self._tally
-        tally.rollout_tokens, tally.prompt_tokens = (
-            int(n) for n in self.world.sum([tally.rollout_tokens, tally.prompt_tokens]))
-        seconds = {"rollout": tally.rollout_s, "reward": tally.reward_s, "logprobs": update.logprobs_s,
-                   "update": update.update_s, "total": time.perf_counter() - began}
-        return {"step": step, **step_metrics(sorted(records, key=lambda r: r["key"]), tally, update, seconds), **extra, **self.sent}
+        self.rollouts.begin(step)
+        self._fill_actor()
+        try:
+            with self._alarmed(step):
+                outcome = self.pipeline.step(step)
+            row = self.rollouts.row(step, outcome, time.perf_counter() - began)
+        except Exception:  # a step that is never finished: what failed in it is the reason
+            if self.world.is_main:
+                self.folder.append("failures.jsonl", self.rollouts.failures())
+            else:
+                self._lost = self.rollouts.failures()
+            raise
+        return {"step": step, **row, **self._times(step)}
 
     def _fill_actor(self, *, save: bool = False) -> None:
         """Give the whole copy of sharded weights, where there is one, those of now, if it samples or is saved. Collective."""
         if self.actor is self.policy:
             return
         self.actor.version = self.policy.version
-        if (save or self.config.engine.rollout == "own") and self._filled != self.updater.updates:
+        if (save or self.config.engine.rollout == "own") and self._filled != self.learner.updates:
             self.world.barrier()  # where the error of another process is heard of, before a collective of the engine's own
             self.training.fill(self.actor)
-            self._filled = self.updater.updates
-
-    def _records(self, step: int) -> list[dict[str, Any]]:
-        """Records of the step's completions, its tally taken over. Raises RewardError when too many rewards failed."""
-        self._tally, self._position = self.schedule.tallies.pop(step), self.schedule.states.pop(step, None)
-        records = self.world.gather(completion_records(self._tally.groups, reflection=self.config.train.log_reflection))
-        self._check_rewards(step, records)
-        return records
-
-    def _overlapped(self, step: int) -> Outcome[UpdateResult]:
-        """Roll out and train at the same time; `Learner.finish` gives the weights their next version."""
-        if self.policy.version < step:
-            self.policy.publish()
-        with self._alarmed(step):
-            return self.pipeline.step(step)
-
-    def _outcome_row(self, outcome: Outcome[UpdateResult]) -> dict[str, float]:
-        return {"train/staleness": float(outcome.staleness), "time/drain": outcome.drain_s}
+            self._filled = self.learner.updates
 
     def _times(self, step: int) -> dict[str, float]:
-        """Busy and idle shares of the step; its timeline is written when one is due."""
+        """Busy and idle shares of the step, where stages overlap or timelines are wanted; the step's is written when one is due."""
         every, folder = self.config.schedule.timeline, self.folder.path / "timeline"
+        timeline = self.rollouts.timeline
+        if self.config.schedule.kind == "serial" and not every:
+            return {}
         if every and (step % every == 0 or step == 1) and self.world.is_main:
             with optional("the timeline"):
-                self.timeline.write_step(folder, step)
-                self.timeline.write_chrome_trace(folder / "trace.json")
-        return self.timeline.metrics(step)
-
-    def _update(self, step: int, groups: list[Any]) -> UpdateResult:
-        """The optimizer steps of one training step."""
-        self.engine.rest()
-        with self._alarmed(step), self.timeline.span("train", "train", step=step):
-            return self.updater.run(groups, step)
-
-    def _sync(self) -> None:
-        """Give an engine that samples with a copy of the weights those of now; what that measures goes into the step's row."""
-        self.sent = self.engine.publish(self.training) if self.engine is not None else {}
+                timeline.write_step(folder, step)
+                timeline.write_chrome_trace(folder / "trace.json")
+        return timeline.metrics(step)
 
     @contextmanager
     def _alarmed(self, step: int) -> Iterator[None]:
@@ -374,22 +269,9 @@ class Trainer:
                 self._raise_alarms([Alarm(step, error.alarm, str(error), "error")])
             raise
 
-    def _check_rewards(self, step: int, records: list[dict[str, Any]]) -> None:
-        broken = [r for r in records if r["broken"]]
-        if broken and len(broken) > self.config.reward.max_failure_share * len(records):
-            if self.world.is_main:
-                self.folder.append("failures.jsonl", [{"step": step, **{k: r[k] for k in ("source", "id", "reason")}}
-                                                      for r in broken])
-            raise RewardError(f"{len(broken)} of {len(records)} rewards failed in one step (limit reward.max_failure_share = "
-                              f"{self.config.reward.max_failure_share:g}); first: {broken[0]['reason']}")
-
-    def _failures(self) -> list[dict[str, Any]]:
-        """Rows of failures.jsonl of the step just trained, on this process."""
-        return self._tally.failures
-
     def _write(self, step: int, row: dict[str, Any], trackers: Trackers) -> list[Alarm]:
         alarms = self.alarms.check(step, row)
-        failures = self.world.gather(self._failures())
+        failures = self.world.gather(self.rollouts.failures())
         if self.world.is_main:
             self.folder.append("metrics.jsonl", [row])
             self.folder.append("failures.jsonl", failures)
@@ -400,38 +282,23 @@ class Trainer:
         return alarms
 
     def _log_rollouts(self, step: int) -> None:
-        tally = self._tally
-        shown = tally.trained or [g for g in tally.groups if g.error is None]  # no signal at all: the more to look at
-        logged = rollout_rows(shown[: self.config.train.log_rollouts], self.policy.template.frame.value,
-                              self.config.train.steps, self.config.rollout.max_new_tokens, tally.origins)
-        self.folder.append(f"rollouts/step_{step:06d}.jsonl", logged)
+        self.folder.append(f"rollouts/step_{step:06d}.jsonl", self.rollouts.logged(self.config.train.log_rollouts))
 
     def _raise_alarms(self, alarms: list[Alarm]) -> None:
         self.folder.append("alarms.jsonl", [vars(a) for a in alarms])
         for alarm in alarms:
             self.on_event("alarm", alarm)
 
-    def _evaluation(self, step: int, *, full: bool) -> Evaluation | None:
-        """Answer the held-out samples (all, or the first eval.limit); None without any."""
-        if not self.eval_sources:
-            return None
-        e = self.config.eval
-        settings = EvalSettings(sampling_settings(self.config), e.samples, self.config.seed, None if full else e.limit,
-                                on_error=self.config.data.on_error,
-                                protocol=protocol_of(self.config), views=tuple(e.views))
-        self._fill_actor()
-        with self.world.telling():
-            return evaluate(self.actor, self.engine, self.scorer, self.eval_sources, settings, step=step, world=self.world,
-                            first_key=len(self.train_sources))
-
     def _evaluate(self, step: int, *, full: bool) -> dict[str, Any]:
         """Evaluate, write eval/step_*, and return the flat metrics that go into the step's row."""
         began, e = time.perf_counter(), self.config.eval
-        evaluation = self._evaluation(step, full=full)
+        folder = self.folder.path / "eval" / f"step_{step:06d}"
+        self._fill_actor()
+        evaluation = self.rollouts.evaluate(step, limit=None if full else e.limit, folder=folder)
         if evaluation is None:
             return {}
         if self.world.is_main:
-            write_evaluation(evaluation, self.folder.path / "eval" / f"step_{step:06d}")
+            write_evaluation(evaluation, folder)
             if step == 0:
                 prompts = list(dict.fromkeys((p["source"], p["id"]) for p in evaluation.predictions))[: e.gallery]
                 write_json(self.folder.path / "gallery.json", {"prompts": [{"source": s, "id": i} for s, i in prompts]})
@@ -449,8 +316,9 @@ class Trainer:
         optimizer = self.training.optimizer_state()
         if optimizer is not None:  # the main process
             settings = self.config.model_dump(mode="json")
-            state = {"step": step, "identity": run_identity(settings), "best": best,
-                     "best_step": best_step, "best_metric": self.best_metric, "alarms": self.alarms.state_dict(), **self._state()}
+            state = {"step": step, "identity": run_identity(settings), "best": best, "best_step": best_step,
+                     "best_metric": self.best_metric, "alarms": self.alarms.state_dict(), **self.learner.state_dict(),
+                     **self.rollouts.state_dict()}
             try:
                 with self._alarmed(step):
                     path = self.checkpoints.save(step, self.actor, optimizer, state, settings, self.media.files())

@@ -25,7 +25,6 @@ from mmrl.errors import ConfigError
 from mmrl.evaluation.rescore import logged_context, logged_sample
 from mmrl.evaluation.stats import Estimate, wilson
 from mmrl.group_rewards import accuracies, score_of
-from mmrl.runlog import rollout_rows
 from mmrl.types import RolloutGroup
 
 __all__ = ["BINS", "Timing", "Trial", "expected_time", "rollout_seconds", "rounds_per_place", "trial_overrides", "try_out"]
@@ -118,21 +117,19 @@ def try_out(trainer: Any, run: RunConfig) -> Trial:
     for name in ("rollouts/step_000001.jsonl", "failures.jsonl"):
         (folder / name).unlink(missing_ok=True)
     with trainer._working():
-        trainer._sync()
+        trainer.rollouts.sync()
         began = time.perf_counter()
         row = trainer._train_step(1)
         seconds = time.perf_counter() - began
-        trainer.folder.append("failures.jsonl", trainer._failures())
+        trainer.folder.append("failures.jsonl", trainer.rollouts.failures())
         small: RunConfig = trainer.config
         timing = expected_time(row, small, run, linear=trainer.world.device.type == "cpu")
         trial = Trial(row, small.train.prompts_per_step, small.rollout.group_size, diagnose(row, run.alarms), timing, seconds,
                       max_failure_share=run.reward.max_failure_share)
-        if hasattr(trainer, "schedule"):
-            groups = [g for g in trainer._tally.groups if g.error is None]
-            _observe(trial, groups)
-            rows = rollout_rows(groups, trainer.policy.template.frame.value, run.train.steps, run.rollout.max_new_tokens,
-                                trainer._tally.origins)
-            trial.answers = _levels(rows, trainer.train_sources)
+        if (rollouts := trainer.rollouts).train_sources:
+            _observe(trial, groups := rollouts.answered())
+            rows = rollouts.rows_of(groups, run.train.steps, run.rollout.max_new_tokens)
+            trial.answers = _levels(rows, rollouts.train_sources)
             trainer.folder.append("rollouts/step_000001.jsonl", rows)
         else:
             trainer._log_rollouts(1)

@@ -277,6 +277,12 @@ class EmbodiedConfig(RunConfig):
                              "single steps, which have no counterpart in another episode: use advantage grpo, rloo, opo or pass_k "
                              "for this control, or set it to false")
 
+    def rollout_source(self) -> Any:
+        """See RunConfig."""
+        from robotics.episodes import EpisodeRollouts
+
+        return EpisodeRollouts
+
     @property
     def stops_at_success(self) -> bool:
         """Whether a success ends an episode, so that success at the end says nothing beyond success once."""

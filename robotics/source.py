@@ -85,10 +85,11 @@ class StepRecord:
 
 class EpisodeSource:
     """A mmrl.pipeline.GroupSource, of process `rank` of `size`. `records` holds a StepRecord of its places for each step that is
-    open or just trained."""
+    open or just trained. `policy`: what trains, where the driver's policy is a copy of it: both have the weights of one version."""
 
-    def __init__(self, config: EmbodiedConfig, driver: Driver, *, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, config: EmbodiedConfig, driver: Driver, *, rank: int = 0, size: int = 1, policy: Any = None) -> None:
         self.config, self.driver, self.rank, self.size = config, driver, rank, size
+        self._policy = policy
         self.specs = env_specs(config)
         self._states = [states_of(spec, "train") for spec in self.specs]
         self._closing = Closing()
@@ -157,7 +158,7 @@ class EpisodeSource:
 
     def infer(self, batch: Any, version: int) -> Sequence[Closed[RolloutGroup]]:
         """See GroupSource."""
-        self.driver.vla.core.version = version
+        self.publish(version)
         self.driver.infer(batch)
         return []
 
@@ -172,7 +173,9 @@ class EpisodeSource:
     def publish(self, version: int) -> None:
         """See GroupSource: inference uses the trained module itself, which from now on is that version, also for an evaluation
         between two steps, which decides for episodes of later steps as well."""
-        self.driver.vla.core.version = version
+        self.driver.vla.version = version
+        if self._policy is not None:
+            self._policy.version = version
 
     @property
     def running(self) -> int:

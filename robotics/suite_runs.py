@@ -21,6 +21,7 @@ from mmrl.runlog import write_json
 from mmrl.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings
 from mmrl.versions import versions
 from robotics.config import EmbodiedConfig, EnvConfig
+from robotics.episodes import pool_settings
 from robotics.evaluate import EvalPlan, evaluate_policy
 from robotics.external import ExternalPolicy
 from robotics.load import load_vla, read_description
@@ -28,7 +29,6 @@ from robotics.pool import EnvPool
 from robotics.rollout import Driver
 from robotics.suite_table import RobotRow, failed_row, markdown, suite_row
 from robotics.suites import ProtocolPolicy, RobotSuite, Setting, check_overrides, configure
-from robotics.trainer import pool_settings
 from robotics.vla import VLAPolicy
 
 __all__ = ["base_settings", "run_suites"]

@@ -1,7 +1,7 @@
-"""Embodied runs whose stages cost a set time of sleep, for scripts/bench_schedule.py: `mmrl train`'s own trainer, source, driver,
-updater and executor on a configuration file's settings.
+"""Embodied runs whose stages cost a set time of sleep, for scripts/bench_schedule.py: `mmrl train`'s own trainer, driver,
+learner and executor on a configuration file's settings.
 
-`CostedTrainer` is robotics.trainer.EmbodiedTrainer with a pause behind each observation the policy decided for and behind each
+`CostedRollouts` are robotics.episodes.EpisodeRollouts with a pause behind each observation the policy decided for and behind each
 group's gradient; a picture of the tiny simulator costs its option `render_s`. So any ratio of stages can be had on any machine, and
 how the run is scheduled is the run's own business: whether inference and training take turns, how many stages of environments
 there are, what a step may overlap with.
@@ -16,15 +16,20 @@ from typing import Any
 
 import torch
 
-from mmrl.pipeline import GroupSource, Pipeline, PipelineSettings
+from mmrl.evaluation.evaluate import Evaluation
+from mmrl.pipeline import PipelineSettings
 from mmrl.policy.tiny import TinySpec, build_tiny
+from mmrl.trainer import Trainer
+from mmrl.training.learner import Learner
+from mmrl.world import World
 from robotics.config import EmbodiedConfig, load_embodied
 from robotics.contract import make_simulator
+from robotics.episodes import EpisodeRollouts
 from robotics.load import load_vla
 from robotics.source import env_specs
-from robotics.trainer import EmbodiedTrainer
+from robotics.vla import VLAPolicy
 
-__all__ = ["QUIET", "CostedTrainer", "Costs", "config_of", "run", "saved_vla"]
+__all__ = ["QUIET", "CostedRollouts", "Costs", "config_of", "run", "saved_vla"]
 
 QUIET = ("train.save_every=0", "train.log_rollouts=0", "train.token_budget=100000", "eval.every=0", "eval.samples=0",
          "eval.gallery=0", "eval_states=1", "eval.best_metric=greedy/success_once", "algorithm.dynamic_sampling=false",
@@ -96,33 +101,35 @@ def _and_sleep(work: Callable[..., Any], seconds: Callable[..., float]) -> Calla
     return slower
 
 
-class CostedTrainer(EmbodiedTrainer):
-    """See the module. It sleeps from its second step on: the first starts processes and warms caches."""
+class CostedRollouts(EpisodeRollouts):
+    """See the module. They sleep from the second step on: the first starts processes and warms caches."""
 
-    def __init__(self, config: EmbodiedConfig, costs: Costs, **options: Any) -> None:
+    def __init__(self, config: EmbodiedConfig, world: World, costs: Costs) -> None:
+        super().__init__(config, world)
         self.costs, self.sleeping = costs, False
-        super().__init__(config, **options)
 
-    def _read_policy(self, weights: Path | None) -> Any:
-        vla = super()._read_policy(weights)
-        vla.act = _and_sleep(vla.act, lambda observations, *rest: self.sleeping * self.costs.infer_s * len(observations))
+    def load_policy(self, weights: Path | None) -> VLAPolicy:
+        vla = super().load_policy(weights)
+        act = _and_sleep(vla.act, lambda observations, *rest: self.sleeping * self.costs.infer_s * len(observations))
+        vla.act = act  # type: ignore[method-assign]
         return vla
 
-    def _pipeline(self, source: GroupSource[Any]) -> Pipeline[Any, Any]:
-        add = _and_sleep(self.updater.add, lambda group: self.sleeping * self.costs.train_s)
-        self.updater.add = add  # type: ignore[method-assign]
-        return super()._pipeline(source)
+    def learner(self) -> Learner:
+        learner = super().learner()
+        add = _and_sleep(learner.add, lambda group: self.sleeping * self.costs.train_s)
+        learner.add = add  # type: ignore[method-assign]
+        return learner
 
-    def _train_step(self, step: int) -> dict[str, Any]:
+    def begin(self, step: int) -> None:
         self.sleeping = step > 1
-        return super()._train_step(step)
+        super().begin(step)
 
-    def _evaluation(self, step: int, *, full: bool) -> Any:
+    def evaluate(self, step: int, *, limit: int | None, folder: Path) -> Evaluation:
         self.sleeping = False
-        return super()._evaluation(step, full=full)
+        return super().evaluate(step, limit=limit, folder=folder)
 
 
-def run(config: EmbodiedConfig, steps: int, make: Callable[..., EmbodiedTrainer] = EmbodiedTrainer
+def run(config: EmbodiedConfig, steps: int, rollouts: Callable[..., Any] | None = None
         ) -> tuple[list[dict[str, Any]], PipelineSettings]:
     """Timeline summaries of `steps` steps of a run behind its first, which warms it up, and what its executor was made of. An async
     run takes one step more, so that each of them has a next one to roll out."""
@@ -134,9 +141,9 @@ def run(config: EmbodiedConfig, steps: int, make: Callable[..., EmbodiedTrainer]
     def note(kind: str, row: Any) -> None:
         if kind == "step":
             assert row["train/groups/trained"] == config.train.prompts_per_step and row["train/failed_attempts"] == 0, row
-            summaries[row["step"]] = trainer.timeline.summary(row["step"])
+            summaries[row["step"]] = trainer.rollouts.timeline.summary(row["step"])
             made[:] = [trainer.pipeline.settings]
 
-    trainer = make(config, overwrite=True, on_event=note)
+    trainer = Trainer(config, overwrite=True, on_event=note, rollouts=rollouts)
     trainer.fit()
     return [summaries[step] for step in range(2, 2 + steps)], made[0]

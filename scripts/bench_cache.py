@@ -189,23 +189,24 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
     seen.video = phases.timed("data", seen.video)
     for model in (policy.model, policy.reference_model):
         model.model.visual.forward = phases.timed("tower", model.model.visual.forward)
-    trainer.engine.generate = phases.timed("rollout", trainer.engine.generate)
+    trainer.rollouts.engine.generate = phases.timed("rollout", trainer.rollouts.engine.generate)
     Policy.logp = phases.timed("", Policy.logp)  # type: ignore[method-assign]
     from mmrl.training.learner import Learner
 
-    run = phases.timed("update", Learner.run)
+    finish = phases.timed("update", Learner.finish)
 
     def run_update(*args: Any) -> Any:
         if system == "frames_pt":
             forget()  # another worker group: it processes the frames again
-        return run(*args)
+        return finish(*args)
 
-    Learner.run = run_update  # type: ignore[method-assign]
+    Learner.finish = run_update  # type: ignore[method-assign]
     trainer.fit()
     measured = rows[1:]  # the first step warms up
     bench.finish_child({"phases_s": {p: statistics.median(r.get(p, 0.0) for r in measured) for p in (*PHASES, "other")},
                         "step_s": statistics.median(sum(r.values()) for r in measured), "peak_mib": bench.peak_mib(),
-                        "resident_mib": statistics.median(resident), "visual_tokens": trainer.schedule.tally.prompt_tokens / 2})
+                        "resident_mib": statistics.median(resident),
+                        "visual_tokens": trainer.rollouts.schedule.tally.prompt_tokens / 2})
 
 
 def size_of(folder: Path, suffix: str) -> int:

@@ -53,7 +53,7 @@ REAL: dict[str, str] = {name: f"scripts._schedule_real:{name}" for name in ("tin
 def measure(ratio: Sequence[float], *, seconds: float, groups: int, rounds: int, steps: int,
             systems: Sequence[str] = tuple(SYSTEMS)) -> dict[str, Any]:
     """One ratio: all systems, alternating. `seconds`: the sum of the stages."""
-    from scripts._costed import CostedTrainer, Costs, config_of, run
+    from scripts._costed import CostedRollouts, Costs, config_of, run
 
     render, infer, train = (seconds * r / sum(ratio) for r in ratio)
     costs = Costs(render, infer, train, groups=groups)
@@ -63,7 +63,7 @@ def measure(ratio: Sequence[float], *, seconds: float, groups: int, rounds: int,
         for order in bench.alternation(systems, rounds):
             for system in order:
                 config = config_of(costs, Path(folder), f"name={system}", *SYSTEMS[system])
-                summaries, settings = run(config, steps, functools.partial(CostedTrainer, costs=costs))
+                summaries, settings = run(config, steps, functools.partial(CostedRollouts, costs=costs))
                 found[system] += summaries
                 made[system] = dataclasses.asdict(settings)
     serial = statistics.median(s["wall_s"] for s in found["serial"])

@@ -119,8 +119,8 @@ def test_training_goes_on_beside_bad_pictures(dynamic: bool, tmp_path: Path) -> 
         assert reason.startswith("MediaError: ") and word in reason and path in reason
     trained = {r["sample"]["id"] for file in (folder / "rollouts").iterdir() for r in read_jsonl(file)}
     assert trained and trained.isdisjoint(drawn), "nothing stands in for a broken picture"
-    assert sum(r["train/groups/kept"] for r in metrics) > 0 and trainer.updater.updates == 6
-    assert trainer.schedule.stream.draws + sum(r["train/groups/carried"] for r in metrics) == sum(
+    assert sum(r["train/groups/kept"] for r in metrics) > 0 and trainer.learner.updates == 6
+    assert trainer.rollouts.schedule.stream.draws + sum(r["train/groups/carried"] for r in metrics) == sum(
         r["train/groups/asked"] for r in metrics)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mmrl.pipeline import PipelineSettings
-from robotics.trainer import EmbodiedTrainer
+from mmrl.trainer import Trainer
 from scripts import _bench
-from scripts._costed import CostedTrainer, Costs, config_of, run
+from scripts._costed import CostedRollouts, Costs, config_of, run
 from scripts.bench_schedule import SYSTEMS, kept_rows
 
 FREE = Costs(0.0, 0.0, 0.0, groups=2, members=2, decisions=1, slots=2, workers=1)
@@ -19,7 +19,7 @@ FREE = Costs(0.0, 0.0, 0.0, groups=2, members=2, decisions=1, slots=2, workers=1
 
 def executor(folder: Path, *overrides: str) -> PipelineSettings:
     """Of a plain run with these overrides."""
-    trainer = EmbodiedTrainer(config_of(FREE, folder, "name=plain", *overrides), overwrite=True)
+    trainer = Trainer(config_of(FREE, folder, "name=plain", *overrides), overwrite=True)
     with trainer._working():
         return trainer.pipeline.settings
 
@@ -51,7 +51,7 @@ def test_rows_of_another_machine_or_another_script_are_not_kept() -> None:
 @pytest.mark.slow
 def test_a_costed_run_sleeps_where_it_says(tmp_path: Path) -> None:
     costs = dataclasses.replace(FREE, render=0.4, infer=0.2, train=0.6)
-    summaries, settings = run(config_of(costs, tmp_path, *SYSTEMS["async_4"]), 1, functools.partial(CostedTrainer, costs=costs))
+    summaries, settings = run(config_of(costs, tmp_path, *SYSTEMS["async_4"]), 1, functools.partial(CostedRollouts, costs=costs))
     (found,) = summaries
     busy = {stage: found["wall_s"] * (1 - found["stages"][stage]["bubble"]) for stage in ("render", "infer", "train")}
     assert all(busy[stage] >= wanted for stage, wanted in (("render", 0.2), ("infer", 0.2), ("train", 0.6))), busy

@@ -34,7 +34,7 @@ def run(folder: Path, contrast: dict[str, Any], **sections: Any) -> tuple[Traine
     made = trainer(folder, algorithm={"contrast": contrast, "dynamic_sampling": False},
                    train={"steps": 1, "prompts_per_step": 10}, rollout={"group_size": 4, "max_new_tokens": 6}, **sections)
     made.fit()
-    return made, made.schedule.tally.groups
+    return made, made.rollouts.schedule.tally.groups
 
 
 @pytest.mark.check_takes(1)
@@ -96,7 +96,7 @@ def test_skipping_leaves_the_update_as_it_is(tmp_path: Path, algorithm: dict[str
         made = trainer(tmp_path / str(skip), algorithm={"dynamic_sampling": False, **algorithm, "contrast": contrast},
                        train={"steps": 2, "prompts_per_step": 6}, rollout={"group_size": 4, "max_new_tokens": 6})
         made.fit()
-        groups = made.schedule.tally.groups
+        groups = made.rollouts.schedule.tally.groups
         counts.append(sum(bool(g.contrast) for g in groups))
         weights.append([p.detach().clone() for _, p in made.policy.trainable()])
     assert counts[0] <= counts[1] == sum(bool(g.view) for g in groups)

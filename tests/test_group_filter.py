@@ -184,7 +184,7 @@ def trained(folder: Path, **algorithm: Any) -> tuple[list[RolloutGroup], list[di
     class Watched(Trainer):
         def _train_step(self, step: int) -> dict[str, Any]:
             row = super()._train_step(step)
-            found.extend(self._tally.trained)
+            found.extend(self.rollouts._tally.trained)
             return row
 
     trainer = Watched(load_config(config_file(folder / "c.yaml", merge(tree, {"algorithm": algorithm}))))

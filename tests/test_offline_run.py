@@ -120,13 +120,13 @@ def test_demonstrations_count_in_advantages_and_in_no_other_metric(tmp_path: Pat
     made = trainer(tmp_path, {"per_group": 1}, algorithm={"entropy": {"target": 99.0}})
     made.fit()
     (row,) = metrics(made)
-    assert made.updater.entropy.state_dict()["last"] == pytest.approx(row["train/entropy"]), "of the policy's own tokens"
-    for group in made.schedule.tally.groups:
+    assert made.learner.entropy.state_dict()["last"] == pytest.approx(row["train/entropy"]), "of the policy's own tokens"
+    for group in made.rollouts.schedule.tally.groups:
         assert [t.offline for t in group.rollouts] == [False] * 3 + [True]
         told = group.rollouts[-1]
         assert told.turns[0].text == TEXT and told.turns[0].stop is StopReason.EOS and set(told.turns[0].logps) == {0.0}
         assert told.turns[0].token_ids[-1] == made.policy.eos_ids[0] and told.score is not None and told.score.value == 1.0
-        advantages = made.updater.advantages.assign([group])[group.key]
+        advantages = made.learner.advantages.assign([group])[group.key]
         assert advantages[-1] > 0 and len({round(a, 6) for a in advantages[:3]}) == 1 and advantages[0] < 0
         assert accuracy_level(group, "iou") == 0.0, "how hard a prompt is, the policy's own answers tell"
     assert row["train/reward/mean"] == row["train/iou"] == 0.0 and row["train/offline/reward"] == 1.0
@@ -146,8 +146,8 @@ def test_a_wrong_demonstration_is_pushed_down(tmp_path: Path) -> None:
     made.fit()
     (row,) = metrics(made)
     assert row["train/offline/reward"] == 0.0 < row["train/reward/mean"]
-    for group in made.schedule.tally.groups:
-        assert made.updater.advantages.assign([group])[group.key][-1] < 0
+    for group in made.rollouts.schedule.tally.groups:
+        assert made.learner.advantages.assign([group])[group.key][-1] < 0
 
 
 @pytest.mark.check_takes(2)
@@ -157,7 +157,7 @@ def test_a_wrong_demonstration_is_pushed_down(tmp_path: Path) -> None:
 def test_places_of_demonstrations(tmp_path: Path, options: dict[str, Any], own: int, replaced: int) -> None:
     made = trainer(tmp_path, {"per_group": 1, **options})
     made.fit()
-    for group in made.schedule.tally.groups:
+    for group in made.rollouts.schedule.tally.groups:
         assert [t.offline for t in group.rollouts] == [False] * own + [True] and len(group.replaced) == replaced
     (row,) = metrics(made)
     assert row["train/offline/share"] == pytest.approx(1 / (own + replaced + 1)) and row["train/offline/logp"] is not None
@@ -169,7 +169,7 @@ def test_only_when_failing_leaves_solved_groups_alone(tmp_path: Path) -> None:
     seen = []
     for step in (1, 2):
         with_scorer(made)
-        seen += list(made.schedule.groups(step))
+        seen += list(made.rollouts.schedule.groups(step))
     assert len(seen) == 12
     for group in seen:
         own = [t for t in (*group.rollouts, *group.replaced) if not t.offline]
@@ -183,10 +183,10 @@ def with_scorer(made: Trainer) -> None:
     from mmrl.schedule import SerialSchedule
     from mmrl.scoring import Scorer
 
-    if not hasattr(made, "schedule"):
-        tasks = [s.task for s in made.train_sources]
-        scorer = Scorer([], tasks, workers=0)
-        made.schedule = SerialSchedule(made.config, made.policy, made.engine, scorer, made.train_sources, made.world)
+    rollouts = made.rollouts
+    if not hasattr(rollouts, "schedule"):
+        scorer = Scorer([], [s.task for s in rollouts.train_sources], workers=0)
+        rollouts.schedule = SerialSchedule(made.config, made.policy, rollouts.engine, scorer, rollouts.train_sources, made.world)
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_gold_answers_need_no_data_and_end_with_until(tmp_path: Path) -> None:
     made.fit()
     assert ["train/offline/share" in row for row in metrics(made)] == [True, True, False, False]
     with_scorer(made)
-    texts = {g.sample.id: g.rollouts[-1].turns[0].text for g in made.schedule.groups(1)}
+    texts = {g.sample.id: g.rollouts[-1].turns[0].text for g in made.rollouts.schedule.groups(1)}
     assert {texts.get("t0", TEXT), texts.get("t1", TEXT)} == {TEXT} and texts.get("t2", "mine") == "mine"
 
 
@@ -210,7 +210,7 @@ def test_what_cannot_be_used_is_recorded_and_never_cut(tmp_path: Path) -> None:
     assert all("found end-of-turn or media tokens in it" in reasons[i] for i in ("t1", "t2"))
     (row,) = metrics(made)
     assert row["train/offline/skipped"] == 3 and row["train/offline/share"] == pytest.approx(1 / 12)
-    assert {g.sample.id: len(g.rollouts) for g in made.schedule.tally.groups} == {"t0": 4, "t1": 4, "t2": 4}
+    assert {g.sample.id: len(g.rollouts) for g in made.rollouts.schedule.tally.groups} == {"t0": 4, "t1": 4, "t2": 4}
     failing = trainer(tmp_path / "b", {"per_group": 1, "gold": True}, [{}] * 3, answer="no gold")
     failing.fit()
     told = {f["reason"] for f in read_jsonl(failing.folder.path / "failures.jsonl")}
@@ -237,7 +237,7 @@ def test_contrast_pays_no_bonus_to_demonstrations(tmp_path: Path) -> None:
     made = trainer(tmp_path, {"per_group": 1}, [{"offline": [{"text": "abc"}]}], dense=True,
                    algorithm={"contrast": {"kind": "shuffle", "skip": False, "threshold": 0.0, "factor": 0.0}})
     with_scorer(made)
-    (group, *_) = made.schedule.groups(1)
+    (group, *_) = made.rollouts.schedule.groups(1)
     from dataclasses import replace
 
     seen = replace(group, view="shuffle", contrast=group.rollouts[:1])
@@ -252,7 +252,7 @@ def test_packing_leaves_the_update_as_it_is(tmp_path: Path) -> None:
         made = trainer(tmp_path / forward, {"per_group": 1, "replace": False}, dense=True,
                        train={"steps": 1, "prompts_per_step": 3, "forward": forward, "token_budget": 4000})
         made.fit()
-        weights.append(made.updater)
+        weights.append(made.learner)
     rows = [metrics_of["train/offline/logp"] for name in ("shared", "padded")
             for metrics_of in read_jsonl(tmp_path / name / "runs" / "run" / "metrics.jsonl")]
     norms = [metrics_of["train/grad_norm"] for name in ("shared", "padded")

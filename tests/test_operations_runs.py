@@ -23,7 +23,6 @@ from mmrl.config import load_config
 from mmrl.errors import ConfigError
 from mmrl.operations.interrupts import Interrupted
 from mmrl.trainer import Trainer
-from robotics.trainer import EmbodiedTrainer
 from scripts.torture_resume import differences
 from tests.engine_kit import ENVIRONMENT, REPO, album_data, config_file, picture, read_jsonl, small_run, start_cli
 from tests.robot_kit import config_of, saved_vla
@@ -107,11 +106,11 @@ def test_an_asynchronous_run_ends_and_goes_on(tmp_path: Path) -> None:
 def test_an_embodied_run_ends_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
     policy = saved_vla(tmp_path)
     options = (f"dir={tmp_path}", "train.steps=3", "train.save_every=9", "schedule.kind=pipelined", "schedule.order=key")
-    EmbodiedTrainer(config_of(policy, "name=calm", *options)).fit()
+    Trainer(config_of(policy, "name=calm", *options)).fit()
     cut = config_of(policy, "name=cut", *options)
     with pytest.raises(Interrupted, match="ended after step 2; its checkpoint is written"):
-        EmbodiedTrainer(cut, on_event=ask_to_end(2)).fit()
-    EmbodiedTrainer(cut, resume="auto").fit()
+        Trainer(cut, on_event=ask_to_end(2)).fit()
+    Trainer(cut, resume="auto").fit()
     calm, other = (load_file(str(tmp_path / n / "checkpoints/step_000003/model.safetensors")) for n in ("calm", "cut"))
     assert calm.keys() == other.keys() and all(torch.equal(calm[k], other[k]) for k in calm)
 

@@ -174,13 +174,13 @@ def test_the_estimate_of_memory_is_said_after_what_is_wrong(tmp_path: Path, data
 
 @pytest.mark.parametrize(("samples", "chosen"), [(2, "sampled/success_once"), (0, "greedy/success_once")])
 def test_robots_are_judged_by_their_success(samples: int, chosen: str, tmp_path: Path) -> None:
-    from robotics.trainer import EmbodiedTrainer
+    from mmrl.trainer import Trainer
 
     model = saved_vla(tmp_path)
     config = config_of(model, f"dir={tmp_path}", f"eval.samples={samples}", "eval.best_metric=null")
-    assert EmbodiedTrainer(config).best_metric == chosen
+    assert Trainer(config).best_metric == chosen
     with pytest.raises(ConfigError, match=r"success_once.*found 'greedy/succes'.*Did you mean 'greedy/success_once'"):
-        EmbodiedTrainer(config_of(model, f"dir={tmp_path}", "eval.best_metric=greedy/succes"))
+        Trainer(config_of(model, f"dir={tmp_path}", "eval.best_metric=greedy/succes"))
 
 
 def test_no_message_names_the_distribution_of_somebody_else() -> None:

@@ -214,8 +214,8 @@ def test_a_run_on_ray_equals_the_local_one_bit_for_bit_also_when_actors_of_each_
 
     def kill(kind: str, payload: Any) -> None:
         if kind == "step" and payload["step"] == 1:
-            assert isinstance(remote.engine, RemoteRollout) and isinstance(remote.scorer, RayScorer)
-            killed.extend([*pids(remote.engine.group), *pids(remote.scorer.group)])
+            assert isinstance(remote.rollouts.engine, RemoteRollout) and isinstance(remote.rollouts.scorer, RayScorer)
+            killed.extend([*pids(remote.rollouts.engine.group), *pids(remote.rollouts.scorer.group)])
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.5)

@@ -71,7 +71,7 @@ def test_pipelined_is_serial_bit_for_bit_where_the_micro_batches_are_the_same(
     serial = run(tmp_path, files, "serial", ALONE)
     pipelined = run(tmp_path, files, "pipelined", ALONE, scheduled("pipelined", order=order))
     assert same(serial, pipelined) and rows(serial) == rows(pipelined) and rollouts(serial) == rollouts(pipelined)
-    assert serial.schedule.state_dict() == pipelined.schedule.state_dict()
+    assert serial.rollouts.schedule.state_dict() == pipelined.rollouts.schedule.state_dict()
     assert sum(r["train/groups/no_signal"] for r in rows(serial)) > 0, "places were refilled, and in the same way"
     assert all(r["train/groups/kept"] > 1 for r in rows(serial))
 
@@ -83,13 +83,13 @@ def test_steps_that_need_all_groups_are_serial_ones_bit_for_bit(
     changes = {"algorithm": algorithm, "rollout": {"batch_tokens": 1}, "train": {"steps": 2}}
     serial = run(tmp_path, files, "serial", changes)
     pipelined = run(tmp_path, files, "pipelined", changes, scheduled("pipelined"))
-    assert not pipelined.updater.streams and same(serial, pipelined) and rows(serial) == rows(pipelined)
+    assert not pipelined.learner.streams and same(serial, pipelined) and rows(serial) == rows(pipelined)
 
 
 def test_with_its_own_waves_a_pipelined_run_is_serial_to_rounding_and_overlaps(tmp_path: Path, files: tuple[str, str]) -> None:
     serial = run(tmp_path, files, "serial", {"train": {"steps": 2}})
     pipelined = run(tmp_path, files, "pipelined", {"train": {"steps": 2}}, scheduled("pipelined", timeline=2))
-    assert pipelined.updater.streams
+    assert pipelined.learner.streams
     for a, b in zip(rows(serial), rows(pipelined), strict=True):
         assert a.keys() == b.keys()
         for key in ("train/reward/mean", "train/loss", "train/grad_norm", "train/entropy", "train/groups/kept"):
@@ -165,20 +165,20 @@ def test_the_correction_weighs_tokens_of_older_weights(
                            {"algorithm": {"clip_low": 1.0, "clip_high": 50.0, "dual_clip": None}}))
     with trainer._working():
         trainer.policy.publish()
-        group = next(iter(trainer.schedule.groups(1)))
+        group = next(iter(trainer.rollouts.schedule.groups(1)))
         with torch.no_grad():
             for _, p in trainer.policy.trainable():
                 p += 0.01 * torch.randn_like(p)
         trainer.policy.publish()
-        trainer.updater.begin(2)
-        trainer.updater.add(group)
+        trainer.learner.begin(2)
+        trainer.learner.add(group)
         mine = {n: p.grad.clone() for n, p in trainer.policy.trainable() if p.grad is not None}
         trainer.optimizer.zero_grad(set_to_none=True)
-        sample, task = trainer.schedule.stream.find(group.sample.source, group.sample.id)
+        sample, task = trainer.rollouts.schedule.stream.find(group.sample.source, group.sample.id)
         turns = [t.turns[0] for t in group.rollouts]
         item = PackItem(trainer.policy.encoder(sample, task), tuple(c.token_ids for c in turns))
         logp_N = trainer.policy.logp(pack([item])).logp_N
-        advantages = trainer.updater.advantages.assign([group])[group.key]
+        advantages = trainer.learner.advantages.assign([group])[group.key]
         advantage_N = torch.tensor([a for a, c in zip(advantages, turns, strict=True) for _ in c.token_ids])
         ratio_N = (logp_N.detach() - torch.tensor([x for c in turns for x in c.logps])).exp()
         assert (ratio_N > threshold).any() or mode == "none"

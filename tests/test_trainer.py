@@ -205,7 +205,7 @@ def test_padded_forward_and_any_token_budget_give_the_same_run(tmp_path: Path, d
 def test_epochs_and_minibatches_count_and_change_the_ratio(tmp_path: Path, data: tuple[str, str]) -> None:
     one, rows = train(tmp_path, data, "one", train={"prompts_per_step": 4})
     two, more = train(tmp_path, data, "two", algorithm={"epochs": 2, "minibatches": 2}, train={"prompts_per_step": 4})
-    assert one.updater.updates == 2 and two.updater.updates == 2 * 2 * 2
+    assert one.learner.updates == 2 and two.learner.updates == 2 * 2 * 2
     assert rows[0]["train/reward/mean"] == more[0]["train/reward/mean"], "the first rollout is the same"
     assert rows[0]["train/ratio"] == pytest.approx(1, abs=1e-5) and rows[0]["train/kl_step"] < 1e-9
     assert abs(more[0]["train/ratio"] - 1) > 1e-4 and more[0]["train/kl_step"] > 1e-6, "later passes are off-policy"
@@ -245,9 +245,9 @@ def test_groups_add_up(dynamic: bool, tmp_path: Path, data: tuple[str, str]) -> 
         totals.update(n)
     assert totals["no_signal"] > 0 and totals["kept"] > 0
     assert totals["carried"] > 0 if dynamic else totals["carried"] == 0
-    waiting = len(trainer.schedule.sampler.carry_over)
+    waiting = len(trainer.rollouts.schedule.sampler.carry_over)
     assert rows[-1]["train/groups/waiting"] == waiting
-    assert all(source != "flat" for source, _ in trainer.schedule.sampler.carry_over), "nothing to learn: it does not wait"
+    assert all(source != "flat" for source, _ in trainer.rollouts.schedule.sampler.carry_over), "nothing to learn: it does not wait"
 
 
 def test_steps_without_signal_leave_the_weights_alone(tmp_path: Path, data: tuple[str, str]) -> None:

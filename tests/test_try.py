@@ -134,12 +134,12 @@ def test_expected_times_grow_with_the_answers_of_a_step(tmp_path: Path) -> None:
 
 
 def test_robots_are_tried_too(tmp_path: Path) -> None:
-    from robotics.trainer import EmbodiedTrainer
+    from mmrl.trainer import Trainer
 
     policy = saved_vla(tmp_path)
     run = config_of(policy, f"dir={tmp_path}", "schedule.kind=pipelined")
     small = config_of(policy, f"dir={tmp_path}", *trial_overrides(run, 2, 2, tmp_path / "try"))
-    trial = try_out(EmbodiedTrainer(small, overwrite=True), run)
+    trial = try_out(Trainer(small, overwrite=True), run)
     assert trial.row["train/episodes"] >= 4 and trial.timing.run[1] > 0
     assert bool(trial.dead) == (trial.row["train/groups/trained"] == 0)
     assert len(read_jsonl(tmp_path / "try" / "rollouts" / "step_000001.jsonl")) >= 2

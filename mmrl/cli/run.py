@@ -27,7 +27,7 @@ from mmrl.presets import read_preset
 if TYPE_CHECKING:
     from mmrl.world import World
 
-__all__ = ["is_embodied", "quieten", "results_table", "run_config", "sft_command", "train_command", "trainer_class"]
+__all__ = ["is_embodied", "quieten", "results_table", "run_config", "sft_command", "train_command"]
 
 _RATES = {"success_once": "success rate", "success_at_end": "success at end"}
 
@@ -53,13 +53,6 @@ def is_embodied(path: Path) -> bool:
     return isinstance(tree, dict) and "env" in tree
 
 
-def trainer_class(settings: RunConfig) -> Any:
-    """Trainer, or EmbodiedTrainer for the configuration of a robot."""
-    from mmrl.trainer import Trainer
-
-    return Trainer if type(settings) is RunConfig else importlib.import_module("robotics.trainer").EmbodiedTrainer
-
-
 def train_command(config: Path, overrides: list[str], *, resume: bool | Literal["auto"], overwrite: bool, quiet: bool,
                   preset: str | None = None) -> Path:
     """Run the trainer with a display; returns the run's folder."""
@@ -74,12 +67,14 @@ def run_training(settings: RunConfig, *, resume: bool | Literal["auto"], overwri
     """Train with a display, then write the report; returns the last step's row. `quiet`: only warnings, errors and the
     results at the end; `silent`: nothing. `on_event` is told what the trainer tells."""
     quieten(settings)
+    from mmrl.trainer import Trainer
+
     display = Display(settings.train.steps, quiet or silent)
     told = _Teller(settings, display, on_event)
     trainer: Any = None
     try:
         with display:
-            trainer = trainer_class(settings)(settings, resume=resume, overwrite=overwrite, on_event=told)
+            trainer = Trainer(settings, resume=resume, overwrite=overwrite, on_event=told)
             row: dict[str, Any] = trainer.fit()
     except (MMRLError, KeyboardInterrupt):
         if told.steps and trainer is not None and trainer.world.is_main:

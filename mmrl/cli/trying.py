@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from mmrl.cli.display import clock
-from mmrl.cli.run import quieten, run_config, trainer_class
+from mmrl.cli.run import quieten, run_config
 from mmrl.errors import ConfigError
 from mmrl.trial import BINS, Trial, rollout_seconds, trial_overrides, try_out
 
@@ -27,6 +27,8 @@ def try_command(config: Path, overrides: list[str], prompts: int, samples: int |
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("expected `mmrl try` in one process, found a launcher's; start it without torchrun")
+    from mmrl.trainer import Trainer
+
     run = run_config(config, overrides, preset)
     folder = out or Path("runs") / "try" / run.name
     samples = min(run.rollout.group_size, 8) if samples is None else samples
@@ -40,7 +42,7 @@ def try_command(config: Path, overrides: list[str], prompts: int, samples: int |
             announce_memory(run, lambda text, style: typer.secho(text, err=True, fg=style or None))
             typer.secho(f"asking {run.model.path} {prompts} prompts, {samples} answers each ...", err=True)
 
-    trainer = trainer_class(small)(small, overwrite=True, on_event=told)
+    trainer = Trainer(small, overwrite=True, on_event=told)
     trial = try_out(trainer, run)
     trainer.world.close()
     for line in trial_lines(trial, run):

@@ -57,6 +57,10 @@ class RunConfig(_Section):
             return data
         return {**data, "algorithm": {**a, "critic": {**cls.critic_defaults, **a.get("critic", {})}}}
 
+    def rollout_source(self) -> Any:
+        """The class that makes this run's rollouts, a mmrl.training.rollouts.RolloutSource; None: answers to prompts."""
+        return None
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         a = self.algorithm

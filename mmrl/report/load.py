@@ -212,6 +212,11 @@ def _gallery(found: Mapping[str, Any]) -> list[tuple[str | None, str]]:
     return [(None, str(i)) for i in ids] if isinstance(ids, list) else []
 
 
+_RENAMED = {"train/clip_low": "train/clip/low", "train/clip_high": "train/clip/high", "train/approx_kl": "train/kl_step",
+            "train/kl_ref": "train/kl", "train/policy_loss": "train/loss", "perf/peak_memory_gib": "memory/peak_gib"}
+"""Metrics that robots' runs called otherwise than runs on prompts, before both had one trainer."""
+
+
 def load_run(folder: Path) -> Run:
     """Everything the report needs. Raises DataError when `folder` is no folder; all else is a note."""
     folder = Path(folder)
@@ -224,7 +229,7 @@ def load_run(folder: Path) -> Run:
     else:
         run.notes.append("config.yaml is missing")
     by_step = {row["step"]: row for row in _jsonl(folder / "metrics.jsonl", run)}
-    run.metrics = [by_step[step] for step in sorted(by_step)]
+    run.metrics = [{_RENAMED.get(name, name): value for name, value in by_step[step].items()} for step in sorted(by_step)]
     _load_evals(run)
     run.alarms = _jsonl(folder / "alarms.jsonl", run)
     run.data = _data(folder / "skipped.json", run)

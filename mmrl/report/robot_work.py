@@ -81,7 +81,7 @@ def stage_times(run: Run) -> str:
              line_chart("Idle workers", [Line(s, p, STAGES[s], noisy=True, dots=len(p) < 30) for s, p in idle.items()],
                         unit="share (the bubble)", percent=True, zero=True, bounds=(0.0, 1.0))]
     for title, key, unit in (("Control steps", "perf/control_steps_per_s", "per second"),
-                             ("Episodes", "perf/episodes_per_s", "per second"), ("Peak memory", "perf/peak_memory_gib", "GiB")):
+                             ("Episodes", "perf/episodes_per_s", "per second"), ("Peak memory", "memory/peak_gib", "GiB")):
         cards.append(line_chart(title, [Line(title.lower(), run.series(key), "c1", noisy=True)], unit=unit, zero=True))
     return f'<div class="charts timing">{"".join(f"<div class=card>{c}</div>" for c in cards if c)}</div>'
 

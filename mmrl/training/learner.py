@@ -224,6 +224,17 @@ class Learner:
             self.add(group)
         return self.finish()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it, as JSON values; the optimizer's state is the engine's."""
+        return {"updates": self.updates, "credit": self.advantages.state_dict(), "entropy": self.entropy.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`. What a checkpoint does not have was not there when it was written."""
+        self.updates = state["updates"]
+        for name, part in (("credit", self.advantages), ("entropy", self.entropy)):
+            if name in state:
+                part.load_state_dict(state[name])
+
     # group by group: mmrl.pipeline.Learner
 
     def begin(self, step: int = 0) -> None:

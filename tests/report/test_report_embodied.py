@@ -75,14 +75,14 @@ def evaluation(run: Path, step: int, assets: str, filmed: int) -> None:
 
 
 def make_run(folder: Path, *, assets: str = "the simulator's own", filmed: int = 4) -> Path:
-    """A finished run of six steps with known outcomes, as EmbodiedTrainer writes it."""
+    """A finished run of six steps with known outcomes, as Trainer writes it."""
     for step in (0, 6):
         evaluation(folder, step, assets, filmed)
     rows = [{"step": s, "train/success_once": 0.3 + 0.05 * s, "train/success_at_end": 0.2 + 0.05 * s,
              "train/reach/success_once": 0.1 * s, "train/push/success_once": 0.4,
              "train/reward": 0.3, "train/accuracy": 0.3, "train/parse_rate": 1.0,
              "train/groups/asked": 6.0, "train/groups/trained": 4.0, "train/groups/no_signal": 2.0, "train/groups/failed": 0.0,
-             "train/entropy": 2.0 - 0.1 * s, "train/approx_kl": 1e-4, "train/clip_low": 0.01, "train/clip_high": 0.02,
+             "train/entropy": 2.0 - 0.1 * s, "train/kl_step": 1e-4, "train/clip/low": 0.01, "train/clip/high": 0.02,
              "train/logprob_gap/mean": 1e-6, "train/logprob_gap/max": 1e-5, "train/failed_attempts": float(s == 3),
              "schedule/busy/render": 4.0, "schedule/bubble/render": 0.5, "schedule/busy/infer": 2.0, "schedule/bubble/infer": 0.25,
              "schedule/busy/train": 1.0, "schedule/bubble/train": 0.75, "time/total": 5.0, "perf/control_steps_per_s": 100.0}
@@ -253,11 +253,11 @@ def test_rates_are_percent_with_intervals() -> None:
 
 @pytest.mark.slow
 def test_a_real_run_gets_its_page(tmp_path: Path) -> None:
-    from robotics.trainer import EmbodiedTrainer
+    from mmrl.trainer import Trainer
     from tests.robot_kit import config_of, make_model, make_vla
 
     make_vla(make_model(tmp_path / "backbone"), trainable=False).save(tmp_path / "policy")
-    EmbodiedTrainer(config_of(tmp_path / "policy", f"dir={tmp_path}", "name=real", "eval.gallery=2", "env.workers=1")).fit()
+    Trainer(config_of(tmp_path / "policy", f"dir={tmp_path}", "name=real", "eval.gallery=2", "env.workers=1")).fit()
     run = tmp_path / "real"
     found = sections(build_report(run))
     assert {"Results", "Curves", "Episodes", "Timing", "Schedule", "Protocol"} <= set(found) and "Gallery" not in found

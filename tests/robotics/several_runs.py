@@ -22,7 +22,7 @@ import torch
 from mmrl.cli.main import main as command
 from mmrl.errors import DataError, MMRLError
 from mmrl.operations.leaving import run_and_leave
-from robotics.trainer import EmbodiedTrainer
+from mmrl.trainer import Trainer
 from tests.engines.deepspeed_worker import forget_plugin
 from tests.robot_kit import config_of
 
@@ -44,14 +44,14 @@ def disk_full(kind: str, payload: Any) -> None:
 def main(plan: Path) -> None:
     rank, said = int(os.environ["RANK"]), []
     for run in json.loads(plan.read_text(encoding="utf-8")):
-        trainer: EmbodiedTrainer | None = None
+        trainer: Trainer | None = None
         try:
             config = config_of(run["model"], *run["overrides"])
             if continues := run.get("continues"):
                 if rank == 0:
                     copy_up_to(Path(continues[0]), continues[1], Path(config.dir) / config.name)
                 torch.distributed.barrier()
-            trainer = EmbodiedTrainer(config, resume=bool(continues), on_event=disk_full if run.get("full") == rank else None)
+            trainer = Trainer(config, resume=bool(continues), on_event=disk_full if run.get("full") == rank else None)
             if run.get("broken") == rank:
                 with torch.no_grad():
                     for _, parameter in trainer.policy.trainable():

@@ -20,6 +20,7 @@ from mmrl.engines import build_train_engine
 from mmrl.errors import CheckpointError, ConfigError, NonFiniteError
 from mmrl.optim import build_optimizer
 from mmrl.pipeline import Closed
+from mmrl.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
 from mmrl.world import World
 from robotics.config import EmbodiedConfig
@@ -28,7 +29,6 @@ from robotics.learning import critic_advantages, robot_learner, scored
 from robotics.load import load_vla
 from robotics.rollout import Driver, GroupRequest
 from robotics.source import EpisodeSource
-from robotics.trainer import EmbodiedTrainer
 from robotics.vla import VLAPolicy
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
@@ -271,7 +271,7 @@ def test_ppo_at_action_level_trains_a_value_for_every_action_step(model: Path, t
     make_vla(model).save(tmp_path / "vla")
     config = config_of(tmp_path / "vla", *PPO, "algorithm.critic.level=action", f"dir={tmp_path}", "name=run", "algorithm.epochs=2",
                        "train.steps=3", "env.options={tolerance: 0.5, reward: shaped}")
-    row = EmbodiedTrainer(config).fit()
+    row = Trainer(config).fit()
     saved = tmp_path / "run" / "checkpoints" / "step_000003"
     head = load_file(str(saved / "value_head.safetensors"))
     assert head["2.weight"].shape[0] == CHUNK and (head["2.weight"].abs().sum(1) > 0).all()

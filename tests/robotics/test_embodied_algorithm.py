@@ -18,6 +18,7 @@ import torch
 from mmrl.engines import build_train_engine
 from mmrl.errors import ConfigError
 from mmrl.optim import build_optimizer
+from mmrl.trainer import Trainer
 from mmrl.training.learner import Learner
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
 from mmrl.world import World
@@ -25,7 +26,6 @@ from robotics.config import EmbodiedConfig
 from robotics.contract import EnvSpec, initial_states
 from robotics.learning import most_tokens, return_settings, robot_learner, scored, teaches
 from robotics.rollout import GroupRequest
-from robotics.trainer import EmbodiedTrainer
 from robotics.vla import VLAPolicy
 from tests.robot_kit import config_of, make_model, make_vla, observations, saved_vla
 
@@ -279,7 +279,7 @@ def rows(run: Path) -> list[dict[str, float]]:
     ("algorithm.importance=sequence", "algorithm.epochs=2"), ("algorithm.aggregate=dr_grpo", NONE),
     ("algorithm.entropy={target: 1.5, coef: 0.01}", "reward.shuffle=true")])
 def test_each_trains(policy: Path, tmp_path: Path, extra: tuple[str, ...]) -> None:
-    row = EmbodiedTrainer(config_of(policy, f"dir={tmp_path}", "name=run", "rollout.group_size=6", *extra)).fit()
+    row = Trainer(config_of(policy, f"dir={tmp_path}", "name=run", "rollout.group_size=6", *extra)).fit()
     assert row["train/groups/trained"] > 0 and any(r["train/grad_norm"] > 0 for r in rows(tmp_path / "run"))
 
 
@@ -290,7 +290,7 @@ def test_the_running_std_and_the_entropy_coefficient_are_resumed(policy: Path, t
              "algorithm.entropy={target: 3.0, coef: 0.01}")
 
     def fit(name: str, **options: object) -> None:
-        EmbodiedTrainer(config_of(policy, f"dir={tmp_path}", f"name={name}", *extra), **options).fit()  # type: ignore[arg-type]
+        Trainer(config_of(policy, f"dir={tmp_path}", f"name={name}", *extra), **options).fit()  # type: ignore[arg-type]
 
     def cut(kind: str, payload: object) -> None:
         if kind == "checkpoint" and payload["step"] == 2:  # type: ignore[index]

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from mmrl.engines import train_engine_name
 from mmrl.errors import ConfigError
-from robotics.trainer import EmbodiedTrainer, own_gpu
+from mmrl.trainer import Trainer
+from robotics.episodes import own_gpu
 from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl
 from tests.pool_kit import FAULTY
 from tests.robot_kit import config_of, saved_vla
@@ -87,7 +88,7 @@ def one(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one")
     for name, overrides in RUNS.items():
         if name != "keyed":
-            EmbodiedTrainer(config_of(policy, *settings(folder, name, overrides))).fit()
+            Trainer(config_of(policy, *settings(folder, name, overrides))).fit()
     (folder / "keyed").symlink_to(folder / "serial")
     return folder
 
@@ -222,7 +223,7 @@ def test_one_process_continues_a_run_of_sharded_weights(policy: Path, one: Path,
                                                         tmp_path: Path) -> None:
     """With the value head's own learning rate and count of steps."""
     copy_up_to(two[0] / "ppo_zero2", 2, tmp_path / "ppo")
-    EmbodiedTrainer(config_of(policy, *settings(tmp_path, "ppo", RUNS["ppo"])), resume=True).fit()
+    Trainer(config_of(policy, *settings(tmp_path, "ppo", RUNS["ppo"])), resume=True).fit()
     compare(one / "ppo", tmp_path / "ppo", policy)
 
 
@@ -257,7 +258,7 @@ def test_what_only_the_main_process_checks_ends_both(two: tuple[Path, dict[str, 
 def test_a_run_of_two_processes_is_resumed_by_one(policy: Path, one: Path, two: tuple[Path, dict[str, list[str]]],
                                                   tmp_path: Path) -> None:
     copy_up_to(two[0] / "serial", 1, tmp_path / "serial")
-    EmbodiedTrainer(config_of(policy, *settings(tmp_path, "serial", RUNS["serial"])), resume=True).fit()
+    Trainer(config_of(policy, *settings(tmp_path, "serial", RUNS["serial"])), resume=True).fit()
     compare(one / "serial", tmp_path / "serial", policy)
 
 

@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 
 from mmrl.errors import ConfigError
 from mmrl.pipeline import Closed
+from mmrl.trainer import Trainer
 from mmrl.training.learner import Learner, UpdateResult
 from robotics.config import EmbodiedConfig
+from robotics.episodes import EpisodeRollouts
 from robotics.rollout import Driver, RolloutGroup
 from robotics.source import EpisodeSource
-from robotics.trainer import EmbodiedTrainer
 from scripts._torture_trust_state import flip_bit
 from tests.robot_kit import config_of, saved_vla
 
@@ -31,7 +32,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(policy: Path, folder: Path, name: str, *overrides: str, **options: Any) -> dict[str, Any]:
-    return EmbodiedTrainer(config_of(policy, f"dir={folder}", f"name={name}", *overrides), **options).fit()
+    return Trainer(config_of(policy, f"dir={folder}", f"name={name}", *overrides), **options).fit()
 
 
 def weights(folder: Path, name: str, step: int = 2) -> dict[str, torch.Tensor]:
@@ -70,7 +71,7 @@ def test_arrival_order_differs_by_rounding_only(policy: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("schedule", [("schedule.kind=serial",), ("schedule.kind=pipelined", "schedule.order=key")])
 def test_a_resumed_run_equals_the_whole_one(policy: Path, tmp_path: Path, schedule: tuple[str, ...]) -> None:
     run(policy, tmp_path, "whole", "train.steps=3", *schedule)
-    broken = EmbodiedTrainer(config_of(policy, f"dir={tmp_path}", "name=cut", "train.steps=3", *schedule))
+    broken = Trainer(config_of(policy, f"dir={tmp_path}", "name=cut", "train.steps=3", *schedule))
     broken.on_event = stop_after(2)
     with pytest.raises(KeyboardInterrupt):
         broken.fit()
@@ -117,7 +118,7 @@ class Overtaken(EpisodeSource):
 @pytest.mark.parametrize("extra", [(), ("algorithm.epochs=2", "schedule.correction=mask")])
 def test_async_keeps_its_staleness_bound_and_weighs_older_decisions(
         policy: Path, tmp_path: Path, extra: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("robotics.trainer.EpisodeSource", Overtaken)
+    monkeypatch.setattr("robotics.episodes.EpisodeSource", Overtaken)
     run(policy, tmp_path, "async", "schedule.kind=async", "schedule.staleness=1", "train.steps=4", "train.save_every=0",
         "algorithm.dynamic_sampling=false", *extra)
     found = rows(tmp_path, "async")
@@ -135,7 +136,7 @@ def test_every_decision_bears_the_weights_that_made_it_also_in_evaluations(
     finished: list[int] = []
     seen: list[tuple[bool, int, int]] = []  # played by an evaluation, version said, version true
     evaluating: list[int] = []
-    finish, infer, evaluate = Learner.finish, Driver.infer, EmbodiedTrainer._evaluation
+    finish, infer, evaluate = Learner.finish, Driver.infer, EpisodeRollouts.evaluate
 
     def counting(self: Learner) -> UpdateResult:
         result = finish(self)
@@ -146,15 +147,15 @@ def test_every_decision_bears_the_weights_that_made_it_also_in_evaluations(
         seen.append((bool(evaluating), self.vla.version, len(finished)))
         infer(self, slots)
 
-    def evaluation(self: EmbodiedTrainer, step: int, *, full: bool) -> Any:
+    def evaluation(self: EpisodeRollouts, step: int, **options: Any) -> Any:
         evaluating.append(step)
-        found = evaluate(self, step, full=full)
+        found = evaluate(self, step, **options)
         evaluating.clear()
         return found
 
     monkeypatch.setattr(Learner, "finish", counting)
     monkeypatch.setattr(Driver, "infer", watching)
-    monkeypatch.setattr(EmbodiedTrainer, "_evaluation", evaluation)
+    monkeypatch.setattr(EpisodeRollouts, "evaluate", evaluation)
     run(policy, tmp_path, "run", f"schedule.kind={kind}", "schedule.staleness=1", "train.steps=3", "eval.every=1",
         "train.keep_last=3")
     assert all(said == true for _, said, true in seen)
@@ -170,7 +171,7 @@ def test_every_decision_bears_the_weights_that_made_it_also_in_evaluations(
                                     "env.options={tolerance: 0.5, reward: shaped}")])
 def test_variants_of_grpo_train(policy: Path, tmp_path: Path, extra: tuple[str, ...]) -> None:
     row = run(policy, tmp_path, "run", *extra)
-    assert row["train/grad_norm"] > 0 and row["train/kl_ref"] >= 0
+    assert row["train/grad_norm"] > 0 and row["train/kl"] >= 0
 
 
 def test_ppo_trains_policy_and_critic(policy: Path, tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_a_run_resumed_while_its_critic_warms_up_equals_the_whole_one(policy: Pa
     settings = ("schedule.kind=serial", "algorithm.advantage=gae", "vla.value_head=true", "algorithm.critic.warmup=2",
                 "optim.weight_decay=0.1", "train.steps=3")
     run(policy, tmp_path, "whole", *settings)
-    broken = EmbodiedTrainer(config_of(policy, f"dir={tmp_path}", "name=cut", *settings))
+    broken = Trainer(config_of(policy, f"dir={tmp_path}", "name=cut", *settings))
     broken.on_event = stop_after(1)
     with pytest.raises(KeyboardInterrupt):
         broken.fit()

@@ -10,8 +10,8 @@ from mmrl.cluster.placement import ClusterError, Demand
 from mmrl.cluster.session import Cluster
 from mmrl.config import RayConfig
 from mmrl.errors import ConfigError
+from mmrl.trainer import Trainer
 from robotics.ray_pool import RayWorker
-from robotics.trainer import EmbodiedTrainer
 from tests.engine_kit import read_jsonl
 from tests.pool_kit import adds_up, gone
 from tests.ray_kit import nodes
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.slow
 def test_a_run_goes_on_after_a_lost_node_bit_for_bit_and_stops_with_the_name_of_the_last(tmp_path: Path) -> None:
     policy = saved_vla(tmp_path)
     common = [f"dir={tmp_path}", "env.slots=2", "env.workers=1", "schedule.kind=pipelined", "schedule.order=key", "train.steps=3"]
-    EmbodiedTrainer(config_of(policy, *common, "name=local")).fit()
+    Trainer(config_of(policy, *common, "name=local")).fit()
     with nodes(1) as own:
         spare = [own.add(1), own.add(1)]
-        trainer = EmbodiedTrainer(config_of(
+        trainer = Trainer(config_of(
             policy, *common, "name=ray", "engine.workers=ray", f"engine.ray.address={own.address}",
             "engine.ray.placement=disaggregated"))
         lost: list[Any] = []
@@ -36,7 +36,7 @@ def test_a_run_goes_on_after_a_lost_node_bit_for_bit_and_stops_with_the_name_of_
         def lose(kind: str, payload: Any) -> None:
             """After each step the node of the simulators is killed."""
             if kind == "step":
-                worker = trainer.pool._current[0]
+                worker = trainer.rollouts.pool._current[0]
                 assert isinstance(worker, RayWorker) and worker.hello is not None
                 (node,) = (n for n in spare if n.node_id == worker.hello.node)
                 lost.append(node)
@@ -57,4 +57,4 @@ def test_a_run_goes_on_after_a_lost_node_bit_for_bit_and_stops_with_the_name_of_
     assert [training(first), training(second)] == [training(row) for row in rows(tmp_path, "local")[:2]]
     failed = [row["step"] for row in read_jsonl(tmp_path / "ray" / "failures.jsonl")]
     assert first["train/failed_attempts"] == failed.count(1) == 0 and second["train/failed_attempts"] == failed.count(2) > 0
-    assert second["train/ray/restarts/simulators"] >= 1 and adds_up(trainer.pool)
+    assert second["train/ray/restarts/simulators"] >= 1 and adds_up(trainer.rollouts.pool)

@@ -14,11 +14,11 @@ import pytest
 
 from mmrl.cluster.placement import Demand
 from mmrl.cluster.session import Cluster
+from mmrl.trainer import Trainer
 from robotics.contract import ChunkResult, EnvSpec
 from robotics.pool import EnvPool, PoolSettings, Reply
 from robotics.ray_host import boot_id
 from robotics.ray_pool import RayWorker, RayWorkers
-from robotics.trainer import EmbodiedTrainer
 from tests.pool_kit import PUSH, STATES, adds_up, direct, equal, faulty, gone, one, play
 from tests.ray_kit import Nodes, eventually, nodes
 from tests.robot_kit import config_of, saved_vla
@@ -195,10 +195,10 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_vla(tmp_path_factory.mktemp("policy"))
 
 
-def run(policy: Path, folder: Path, name: str, *overrides: str, ray: Nodes | None = None) -> EmbodiedTrainer:
+def run(policy: Path, folder: Path, name: str, *overrides: str, ray: Nodes | None = None) -> Trainer:
     """A run whose episodes are batches of their own, so that a lost attempt changes no other's last bit."""
     engine = ["engine.workers=ray", f"engine.ray.address={ray.address}", "engine.ray.placement=disaggregated"] if ray else []
-    trainer = EmbodiedTrainer(config_of(policy, f"dir={folder}", f"name={name}", "env.slots=2", "schedule.kind=pipelined",
+    trainer = Trainer(config_of(policy, f"dir={folder}", f"name={name}", "env.slots=2", "schedule.kind=pipelined",
                                         "schedule.order=key", "schedule.stages=2", *engine, *overrides))
     trainer.fit()
     return trainer
@@ -217,5 +217,5 @@ def test_a_run_equals_the_local_one_bit_for_bit_also_with_a_killed_actor(two: No
     assert [training(row) for row in rows(tmp_path, "local")] == [training(row) for row in rows(tmp_path, "killed")]
     found = rows(tmp_path, "killed")
     assert sum(row["train/failed_attempts"] for row in found) == 1 and found[-1]["train/ray/restarts/simulators"] == 1
-    stats = trainer.pool.stats()
-    assert adds_up(trainer.pool) and stats.respawns == 1 and stats.error_causes == {"crash": 1} and stats.running == 0
+    stats = trainer.rollouts.pool.stats()
+    assert adds_up(trainer.rollouts.pool) and stats.respawns == 1 and stats.error_causes == {"crash": 1} and stats.running == 0

@@ -17,8 +17,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from mmrl.errors import CheckpointError, ConfigError, NonFiniteError
+from mmrl.trainer import Trainer
 from robotics.pool import EnvPool, PoolError, PoolSettings
-from robotics.trainer import EmbodiedTrainer
 from tests.launch_kit import run_here
 from tests.pool_kit import FAULTY, STATES, actions_of, adds_up, faulty, gone, one, play
 from tests.robot_kit import BASE, config_of, make_model, make_vla, saved_vla
@@ -31,10 +31,10 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_vla(tmp_path_factory.mktemp("policy"))
 
 
-def trainer_of(policy: Path, folder: Path, *overrides: str, **options: Any) -> EmbodiedTrainer:
+def trainer_of(policy: Path, folder: Path, *overrides: str, **options: Any) -> Trainer:
     """A run named 'run' on the faulty simulator; `options` are the simulator's."""
     settings = json.dumps({"tolerance": 0.5, **options})
-    return EmbodiedTrainer(config_of(policy, f"dir={folder}", "name=run", f"env.suite={FAULTY}", f"env.options={settings}",
+    return Trainer(config_of(policy, f"dir={folder}", "name=run", f"env.suite={FAULTY}", f"env.options={settings}",
                                      "env.retries=1", "env.respawns=100", "train.steps=1", *overrides))
 
 
@@ -77,8 +77,8 @@ def test_one_state_that_always_fails_costs_its_group_and_nothing_else(policy: Pa
         (member, attempt) for member in range(3) for attempt in range(tries)], "each member as often as it may be tried"
     assert row["train/groups/failed"] == 1 and row["train/groups/trained"] > 0, "place 1's first state; another took its place"
     assert row["train/parse_rate"] == pytest.approx(1 - 1 / row["train/groups/asked"])
-    stats = trainer.pool.stats()
-    assert adds_up(trainer.pool) and stats.running == 0 and status(tmp_path) == "finished"
+    stats = trainer.rollouts.pool.stats()
+    assert adds_up(trainer.rollouts.pool) and stats.running == 0 and status(tmp_path) == "finished"
     assert stats.respawns == (0 if fault in ("raise", "bad_picture", "raise_reset") else 3 * tries)
 
 
@@ -95,7 +95,7 @@ def test_leaking_workers_are_replaced_without_losing_an_episode(policy: Path, tm
     trainer = trainer_of(policy, tmp_path, "env.memory_gib=0.2", fault="leak", leak_mib=60)
     trainer.fit()
     row, = balanced(tmp_path)
-    stats = trainer.pool.stats()
+    stats = trainer.rollouts.pool.stats()
     assert stats.restarts >= 2 and stats.errors == stats.respawns == 0 and row["train/failed_attempts"] == 0
 
 
@@ -133,7 +133,7 @@ def test_simulators_that_never_work_end_the_run_and_its_failures_are_kept(policy
         trainer.fit()
     failures = lines(tmp_path, "failures.jsonl")
     assert {f["id"] for f in failures} >= {"train-0", "train-2"} and all("physics exploded" in f["reason"] for f in failures)
-    assert status(tmp_path) == "failed" and gone(trainer.pool.pids())
+    assert status(tmp_path) == "failed" and gone(trainer.rollouts.pool.pids())
 
 
 def test_attempts_that_fail_during_an_evaluation_of_an_async_run_are_kept(policy: Path, tmp_path: Path) -> None:
@@ -193,13 +193,13 @@ def test_the_first_build_ends_the_run_at_once_a_later_one_is_tried_again(policy:
     trainer = trainer_of(policy, tmp_path / "first", "env.workers=1", builds=str(tmp_path / "a"), no_build=[1])
     with pytest.raises(ConfigError, match="expected a GL context, found none for simulator 1; run `mmrl doctor`"):
         trainer.fit()
-    assert trainer.pool.stats().respawns == 0 and gone(trainer.pool.pids())
+    assert trainer.rollouts.pool.stats().respawns == 0 and gone(trainer.rollouts.pool.pids())
     later = trainer_of(policy, tmp_path / "later", "env.restart_after_resets=1", "env.retries=5", builds=str(tmp_path / "b"),
                        no_build=[7, 9, 12])
     later.fit()
     row, = balanced(tmp_path / "later")
-    assert row["train/groups/failed"] == 0 and later.pool.stats().error_causes == {"rebuild": 3}
-    assert 1 <= later.pool.stats().respawns <= 3
+    assert row["train/groups/failed"] == 0 and later.rollouts.pool.stats().error_causes == {"rebuild": 3}
+    assert 1 <= later.rollouts.pool.stats().respawns <= 3
 
 
 # policies that are wrong
@@ -229,7 +229,7 @@ def test_weights_that_are_not_finite_end_the_run_and_name_the_place(policy: Path
         trainer.policy.core.model.lm_head.weight.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match=r"found \(nan, nan.*in decision 1 of .*/reach, state eval-0, member 0 \(weights of "):
         trainer.fit()
-    assert status(tmp_path) == "failed" and gone(trainer.pool.pids())
+    assert status(tmp_path) == "failed" and gone(trainer.rollouts.pool.pids())
 
 
 def test_weights_that_explode_in_training_leave_an_alarm(policy: Path, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_actions_of_another_task_end_the_run_at_once(policy: Path, tmp_path: Pat
     trainer = trainer_of(policy, tmp_path, "env.tasks=[pick]", "env.options={}")
     with pytest.raises(ConfigError, match=r"pick: the policy's actions cannot be executed: expected actions of shape \(C, 3\)"):
         trainer.fit()
-    assert trainer.pool.stats().error_causes == {"action": 1} or trainer.pool.stats().errors >= 1
+    assert trainer.rollouts.pool.stats().error_causes == {"action": 1} or trainer.rollouts.pool.stats().errors >= 1
 
 
 @pytest.mark.parametrize(("bounds", "words"), [
@@ -303,13 +303,15 @@ def marked(mark: str) -> list[int]:
 
 # kills from outside
 
-def kill_while_training(trainer: EmbodiedTrainer, count: int) -> threading.Thread:
+def kill_while_training(trainer: Trainer, count: int) -> threading.Thread:
     """Kill `count` workers with SIGKILL while the first step is rolled out."""
+    rollouts: Any = trainer.rollouts
+
     def watch() -> None:
         for _ in range(count):
-            while not (hasattr(trainer, "source") and trainer.source.records) or not trainer.pool.stats().running:
+            while not (hasattr(rollouts, "groups") and rollouts.groups.records) or not rollouts.pool.stats().running:
                 time.sleep(0.005)
-            os.kill(trainer.pool.pids()[0], signal.SIGKILL)
+            os.kill(rollouts.pool.pids()[0], signal.SIGKILL)
             time.sleep(1.0)
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -323,13 +325,13 @@ def test_real_simulators_killed_in_a_training_step_cost_attempts_only(tmp_path: 
                 "env.options={dims: 4, reward: normalized_dense}", "rl.reward=shaped",
                 "action.chunk=4", "env.slots=4", "env.workers=1", "train.steps=1", "eval_states=1"]
     make_vla(make_model(tmp_path / "model"), *settings).save(tmp_path / "vla")
-    trainer = EmbodiedTrainer(config_of(tmp_path / "vla", f"dir={tmp_path}", "name=run", *settings, "schedule.kind=pipelined"))
+    trainer = Trainer(config_of(tmp_path / "vla", f"dir={tmp_path}", "name=run", *settings, "schedule.kind=pipelined"))
     thread = kill_while_training(trainer, 1)
     trainer.fit()
     thread.join()
     row, = balanced(tmp_path)
     failures = lines(tmp_path, "failures.jsonl")
-    assert failures and all("SIGKILL" in f["reason"] for f in failures) and trainer.pool.stats().respawns == 1
+    assert failures and all("SIGKILL" in f["reason"] for f in failures) and trainer.rollouts.pool.stats().respawns == 1
     assert row["train/groups/trained"] == 3 and row["train/groups/failed"] == 0 and status(tmp_path) == "finished"
 
 

@@ -90,13 +90,13 @@ def test_engines_on_ray_sample_as_the_one_in_the_process_also_when_one_is_killed
     def between(kind: str, payload: Any) -> None:
         if kind != "step" or payload["step"] != 1:
             return
-        ask, actors = trainer.cluster.ray.get, trainer.engine.backend.group.actors
+        ask, actors = trainer.rollouts.cluster.ray.get, trainer.rollouts.engine.backend.group.actors
         for broken, words in faults():
             ask(actors[1].__ray_call__.remote(broken))
             with pytest.raises(WeightSyncError, match=words):
-                trainer.engine.publish(trainer.training)
+                trainer.rollouts.engine.publish(trainer.training)
             ask(actors[1].__ray_call__.remote(lambda host: delattr(host.backend, "load")))
-            assert trainer.engine.publish(trainer.training)["train/sync/gap_max"] < 1e-5
+            assert trainer.rollouts.engine.publish(trainer.training)["train/sync/gap_max"] < 1e-5
         pids.extend(ask([actor.__ray_call__.remote(lambda host: os.getpid()) for actor in actors]))
         os.kill(pids[0], signal.SIGKILL)
 

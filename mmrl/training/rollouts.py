@@ -1,0 +1,110 @@
+"""Where a run's rollouts come from, as the trainer sees it: the prompts of data sets, or the episodes of simulators.
+
+The trainer (mmrl.trainer) holds what every run has: the folder, the policy and its optimizer, the engine that trains, the loop with
+its metrics, alarms, evaluations and checkpoints. What differs is said here, and nowhere else: `PromptRollouts`
+(mmrl.training.prompts) and `robotics.episodes.EpisodeRollouts` implement it, and `RunConfig.rollouts` chooses between them.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mmrl.data import LoadedSource
+from mmrl.engines import TrainEngine
+from mmrl.evaluation.evaluate import Evaluation
+from mmrl.media_record import MediaRecord
+from mmrl.pipeline import GroupSource, Outcome
+from mmrl.preflight import Measured
+from mmrl.timeline import Timeline
+from mmrl.training.learner import Learner, UpdateResult
+
+__all__ = ["Opened", "RolloutSource"]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What the trainer has when rollouts begin. `actor` samples and is saved: the policy itself, or a whole copy of it where the
+    training engine shards its weights."""
+
+    policy: Any
+    actor: Any
+    training: TrainEngine
+    media: MediaRecord
+
+
+class RolloutSource(Protocol):
+    """The rollouts of a run. Made of its configuration and the processes it runs in, before a model is loaded: what cannot work
+    (a data set that is missing, a suite that does not exist) raises ConfigError or DataError then.
+
+    Calls come in this order, all from the main thread: `load_policy`; `build`; `working`, and inside it `learner`, `share`, and for
+    each step `begin`, (the groups are rolled out and trained on), `row`, `failures`, `logged`.
+    """
+
+    @property
+    def train_sources(self) -> Sequence[LoadedSource]:
+        """The data sets trained on, for what is said and kept of them; empty where rollouts need none."""
+
+    @property
+    def eval_sources(self) -> Sequence[LoadedSource]:
+        """The held-out data sets; empty where rollouts need none."""
+
+    @property
+    def groups(self) -> GroupSource[Any]:
+        """Closed groups, while `working`."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """When what worked, while `working`."""
+
+    @property
+    def cluster(self) -> Any:
+        """The mmrl.cluster.session.Cluster while `working`; None without Ray."""
+
+    @property
+    def measured(self) -> Measured:
+        """What held-out rollouts are judged by."""
+
+    def load_policy(self, weights: Path | None) -> Any:
+        """The policy of model.path, or of the checkpoint folder `weights`."""
+
+    def build(self, policy: Any, actor: Any) -> None:
+        """What samples, before `training` shards the policy's weights. May be collective."""
+
+    def working(self, opened: Opened) -> AbstractContextManager[None]:
+        """Workers, simulators and engines are up while it is open."""
+
+    def learner(self) -> Learner:
+        """What trains on the groups."""
+
+    def share(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
+        """`exclusive` holds the policy for this thread, for rollouts that use it outside of GroupSource.infer."""
+
+    def sync(self) -> None:
+        """Give whatever samples with a copy of the weights those of now. Collective."""
+
+    def begin(self, step: int) -> None:
+        """Step `step` begins; nothing trains."""
+
+    def row(self, step: int, outcome: Outcome[UpdateResult], seconds: float) -> dict[str, Any]:
+        """The step's metrics over all processes; `seconds` it took in this one. Collective."""
+
+    def failures(self) -> list[dict[str, Any]]:
+        """Rows of failures.jsonl of the step just trained, or of one that failed, on this process."""
+
+    def logged(self, limit: int) -> list[dict[str, Any]]:
+        """Rows of rollouts/step_*.jsonl of the step just trained: those of its first `limit` groups."""
+
+    def evaluate(self, step: int, *, limit: int | None, folder: Path) -> Evaluation | None:
+        """Roll out the held-out samples (the first `limit`); clips go below `folder`. None without any. Collective."""
+
+    def notes(self) -> list[str]:
+        """Lines to say when the run starts."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of the step just trained keeps, as JSON values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""

@@ -1,0 +1,206 @@
+"""Rollouts of an embodied run: episodes in simulators, played by the policy that is trained.
+
+    Trainer(load_embodied("configs/robot_tiny.yaml")).fit()          # mmrl.trainer's, as for prompts
+
+The schedule (serial, pipelined, async) is mmrl.pipeline's; what it rolls out is robotics.source, what trains mmrl.training.learner.
+
+Under torchrun or accelerate launch every process plays its share of a step's places with simulators and a policy of its own
+(env.slots and env.workers are of each process); gradients are summed once per optimizer step. Collective operations run in the
+thread that trains inside Learner.finish(), and in the main thread between two steps: never in two threads at once, and in the
+same order in all processes.
+
+With engine.train fsdp2 or deepspeed_zero3 a whole copy of the policy acts, is evaluated and saved; schedule.kind is serial then.
+"""
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmrl.cluster.run import run_cluster, simulator_demand
+from mmrl.data import LoadedSource
+from mmrl.engines import train_engine_name
+from mmrl.evaluation.evaluate import Evaluation
+from mmrl.metrics import peak_memory_gib
+from mmrl.pipeline import Outcome
+from mmrl.preflight import ALWAYS_MEASURED, Measured
+from mmrl.timeline import Timeline
+from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.rollouts import Opened
+from mmrl.world import World
+from robotics.config import EmbodiedConfig, EnvConfig
+from robotics.contract import make_simulator
+from robotics.episode_rows import episode_row, step_row
+from robotics.evaluate import HEADLINE, METRICS, evaluate_policy
+from robotics.learning import robot_learner
+from robotics.load import load_vla
+from robotics.pool import EnvPool
+from robotics.pool_types import PoolSettings
+from robotics.ray_pool import RayWorkers
+from robotics.rollout import Driver, Failure
+from robotics.source import EpisodeSource, StepRecord, env_specs
+from robotics.vla import VLAPolicy
+
+__all__ = ["EpisodeRollouts", "own_gpu", "pool_settings"]
+
+
+def pool_settings(env: EnvConfig) -> PoolSettings:
+    """The env section as the pool wants it."""
+    return PoolSettings(handshake_s=env.start_s, reset_s=env.reset_s, step_s=env.step_s, respawns=env.respawns,
+                        restart_after_resets=env.restart_after_resets, memory_gib=env.memory_gib or 0.0)
+
+
+def own_gpu(device: torch.device) -> dict[str, str]:
+    """Environment of a process's simulators, where several processes share a machine's GPUs: they render on that of their process,
+    not all on the first one. robosuite takes the number for that of an EGL device, unless $MUJOCO_EGL_DEVICE_ID says which."""
+    if device.type != "cuda" or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
+        return {}
+    number = torch.cuda.current_device() if device.index is None else device.index
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[number].strip() if visible else str(number)}
+
+
+class EpisodeRollouts:
+    """A mmrl.training.rollouts.RolloutSource. `pool`, `driver` and `groups` are there while it is working."""
+
+    train_sources: Sequence[LoadedSource] = ()
+    eval_sources: Sequence[LoadedSource] = ()
+    cluster: Any = None
+    groups: EpisodeSource
+    timeline: Timeline
+
+    def __init__(self, config: EmbodiedConfig, world: World) -> None:
+        self.config, self.world = config, world
+        train_engine_name(config, world.size)
+        if config.engine.workers == "ray":
+            simulator_demand(config, config.env.workers)  # what an embodied run does not take from Ray
+        for spec in env_specs(config):
+            make_simulator(spec)  # cheap: names a suite that does not exist before a model is loaded
+        self._record = StepRecord()
+        self._failed: list[Failure] = []  # attempts of the step that failed
+        self._ahead: list[Failure] = []  # attempts of the next steps that failed during an evaluation
+
+    @property
+    def measured(self) -> Measured:
+        """See RolloutSource."""
+        return Measured(HEADLINE, frozenset((*METRICS, *ALWAYS_MEASURED)))
+
+    def load_policy(self, weights: Path | None) -> VLAPolicy:
+        """See RolloutSource."""
+        return load_vla(self.config, needs_reference=self.config.algorithm.kl.coef > 0, device=self.world.device, weights=weights)
+
+    def build(self, policy: VLAPolicy, actor: VLAPolicy) -> None:
+        """See RolloutSource: the policy decides by its own forward."""
+
+    @contextmanager
+    def working(self, opened: Opened) -> Iterator[None]:
+        """See RolloutSource."""
+        c, self.opened = self.config, opened
+        workers = min(c.env.workers, c.env.slots)
+        self.timeline = Timeline({"render": workers, "infer": 1, "train": 1})
+        limits = dataclasses.replace(pool_settings(c.env), environment=own_gpu(self.world.device))
+        with run_cluster(c, self.world.size, [simulator_demand(c, workers)]) as self.cluster, EnvPool(
+                c.env.slots, workers, pool_settings(c.env) if self.cluster else limits,  # Ray chooses the GPUs of its actors
+                RayWorkers(self.cluster) if self.cluster else None) as self.pool:
+            stages = 1 if c.schedule.kind == "serial" else c.schedule.stages
+            self.driver = Driver(self.pool, opened.actor, seed=c.seed, stages=stages, temperature=c.rollout.temperature,
+                                 retries=c.env.retries, timeline=self.timeline, bootstrap=c.algorithm.critic.bootstrap)
+            self.groups = EpisodeSource(c, self.driver, rank=self.world.rank, size=self.world.size, policy=opened.policy)
+            yield
+
+    def learner(self) -> Learner:
+        """See RolloutSource."""
+        self._learner = robot_learner(self.config, self.opened.policy, self.opened.training, self.world, self.opened.actor)
+        return self._learner
+
+    def share(self, exclusive: Callable[[], AbstractContextManager[Any]]) -> None:
+        """See RolloutSource: all that these use the policy for is in GroupSource.infer."""
+
+    def sync(self) -> None:
+        """See RolloutSource: the policy that is trained acts, or a copy that the trainer fills."""
+
+    @property
+    def collected(self) -> str:
+        """Why the groups of a step are trained on together, after the last has closed; '' where each is as it closes."""
+        kind = self.config.schedule.kind
+        return f"schedule.kind {kind}" if kind == "serial" else self._learner.collects
+
+    def notes(self) -> list[str]:
+        """See RolloutSource."""
+        why, places, size = self.collected, self.config.train.prompts_per_step, self.world.size
+        notes = [f"groups are collected, not streamed: {why}" if why else "groups are streamed: trained on as they close"]
+        if size > 1:
+            notes.append(f"{size} processes, each with {self.config.env.slots} simulators for its share of {places} groups"
+                         + (": train.prompts_per_step is no multiple of the processes, some wait for others"
+                            if places % size else ""))
+        return notes
+
+    def begin(self, step: int) -> None:
+        """See RolloutSource."""
+        self._step, self._before, self._failures_before = step, dict(self.driver.counters), len(self.driver.failures)
+
+    def row(self, step: int, outcome: Outcome[UpdateResult], seconds: float) -> dict[str, Any]:
+        """See RolloutSource."""
+        own = {k: v - self._before[k] for k, v in self.driver.counters.items()}
+        self._failed = self._ahead + self.driver.failures[self._failures_before:]
+        own["failed_attempts"] = float(len(self._failed))
+        self._record, work, outcome, memory = self._whole(self.groups.records.pop(step), own, outcome)
+        self._ahead = []
+        return {
+            **step_row(self.config, self._record, outcome.result, work), "train/streamed": float(not self.collected),
+            "train/staleness": float(outcome.staleness), "train/groups/stale": float(outcome.stale),
+            "time/rollout": own["infer_s"], "time/update": outcome.result.update_s,
+            **({"time/wait": outcome.result.wait_s / self.world.size} if self.world.size > 1 else {}),
+            "time/total": seconds, "perf/control_steps_per_s": work["control_steps"] / seconds,
+            "perf/episodes_per_s": work["episodes"] / seconds, "memory/peak_gib": memory}
+
+    def _whole(self, record: StepRecord, work: dict[str, float], outcome: Outcome[UpdateResult]
+               ) -> tuple[StepRecord, dict[str, float], Outcome[UpdateResult], float]:
+        """What happened in a step in all processes: records and counts added, of staleness and memory the most. Collective.
+
+        An episode's tokens are kept where `logged` may show it.
+        """
+        record.groups.sort(key=lambda group: group[0].key)  # they closed in any order
+        shown = self.config.train.log_rollouts
+        record.groups[shown:] = [tuple(dataclasses.replace(e, tokens=()) for e in g) for g in record.groups[shown:]]
+        parts = self.world.gather([(record, work, outcome.staleness, outcome.stale, peak_memory_gib())])
+        whole = StepRecord()
+        for part, *_ in parts:
+            whole.add(part)
+        whole.groups.sort(key=lambda group: group[0].key)
+        _, works, staleness, stale, memory = zip(*parts, strict=True)
+        return (whole, {k: float(sum(w[k] for w in works)) for k in work},
+                dataclasses.replace(outcome, staleness=max(staleness), stale=sum(stale)), max(memory))
+
+    def failures(self) -> list[dict[str, Any]]:
+        """See RolloutSource."""
+        failed = self._failed if self._step not in self.groups.records else (  # a step that never ended
+            self._ahead + self.driver.failures[self._failures_before:])
+        return [{"step": f.key[0], "source": f.task, "id": f.state, "member": f.member, "attempt": f.attempt, "reason": f.reason}
+                for f in failed]
+
+    def logged(self, limit: int) -> list[dict[str, Any]]:
+        """See RolloutSource."""
+        return [episode_row(e) for g in self._record.groups[:limit] for e in g]
+
+    def evaluate(self, step: int, *, limit: int | None, folder: Path) -> Evaluation:
+        """See RolloutSource."""
+        videos = folder / "videos" if limit is None and self.config.eval.gallery else None
+        before = len(self.driver.failures)
+        found = evaluate_policy(self.config, self.driver, step, limit=limit, videos=videos, world=self.world)
+        own = found.results["failed_attempts"]
+        self._ahead += [f for f in self.driver.failures[before:] if dataclasses.asdict(f) not in own]  # steps under way (async)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """See RolloutSource: which states a step gets depends on its number alone."""
+        return {"version": self.opened.actor.version}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See RolloutSource."""
+        self.opened.actor.version = self.opened.policy.version = state["version"]
