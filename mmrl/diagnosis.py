@@ -5,7 +5,8 @@
 
 A group teaches something only where its rewards differ, so a run dies silently of four things: answers that do not keep the format,
 answers cut before they are complete, prompts that are all too hard or all too easy, and rewards that fail. A fifth looks like
-success: one answer to every prompt, where the reward pays for guessing (mmrl.collapse). mmrl.alarms raises an
+success: one answer to every prompt, where the reward pays for guessing (mmrl.collapse); and a critic (PPO) may be further from
+the returns than a constant would be. mmrl.alarms raises an
 alarm where one of them lasts, `mmrl try` says it before a run is started.
 """
 from __future__ import annotations
@@ -18,9 +19,10 @@ from mmrl.config import AlarmConfig
 
 __all__ = ["DIAGNOSES", "Finding", "diagnose", "signal_share", "trained"]
 
-DIAGNOSES = ("parse_rate", "no_signal", "zero_gradient", "truncated", "same_answer", "reward_failures")
+DIAGNOSES = ("parse_rate", "no_signal", "zero_gradient", "truncated", "same_answer", "reward_failures", "critic")
 Row = Mapping[str, Any]
 _TRUTHS_DIFFER = 0.2  # the commonest truth's share lies at least this far below the commonest answer's
+_SPREAD = 0.02  # standard deviation of rewards below which there is nothing for a critic to explain
 _PAYS_NOTHING = 0.01  # a mean reward: where one answer earns no more, it is mmrl.alarms' reward_stuck
 
 
@@ -59,6 +61,7 @@ def diagnose(row: Row, config: AlarmConfig) -> list[Finding]:
             found.append(Finding("reward_failures", f"{failed:.0%} of the rewards raised, hung or crashed ({_reasons(row)}), and "
                                                     "these completions are not trained on: mend the reward; rollouts/ has their "
                                                     "texts, `mmrl score` scores them again", severity="warning"))
+    found += _critic(row, config)
     if signal_share(row) == 0.0:
         found.append(Finding("no_signal", _no_signal(row)))
     elif signal_share(row) and row.get("train/grad_norm") == 0.0:
@@ -66,6 +69,18 @@ def diagnose(row: Row, config: AlarmConfig) -> list[Finding]:
                                               "clipped or without advantage; check algorithm.overlong (mask), clip_low and "
                                               "clip_high, and model.freeze"))
     return found
+
+
+def _critic(row: Row, config: AlarmConfig) -> list[Finding]:
+    """Values that are far from what they should predict; not where rewards hardly differ, so that rounding is what is left."""
+    explained, spread = row.get("train/critic/explained_variance"), row.get("train/reward/std")
+    if explained is None or explained >= config.explained_variance or (spread is not None and spread < _SPREAD):
+        return []
+    value, target = (row.get(f"train/critic/{name}") for name in ("value", "return"))
+    return [Finding("critic", f"the critic's values explain {explained:.2g} of the variance of the returns (1: all, 0: no more "
+                              f"than a constant would; mean value {value:.3g}, mean return {target:.3g}), and advantages are made "
+                              "of them: lower algorithm.critic.lr where values swing, raise it where they lag, or let the critic "
+                              "learn alone at first (algorithm.critic.warmup)", severity="warning")]
 
 
 def _formats(row: Row, config: AlarmConfig) -> list[Finding]:

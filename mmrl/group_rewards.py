@@ -42,8 +42,12 @@ def _overlong_penalties(group: RolloutGroup, config: RunConfig) -> list[float]:
 
 
 def _shuffled(values: Sequence[T], group: RolloutGroup, config: RunConfig) -> list[T]:
-    """The control experiment's permutation of a group (reward.shuffle), or the values as they are."""
-    if not config.reward.shuffle:
+    """The control experiment's permutation of a group (reward.shuffle), or the values as they are.
+
+    With a critic they are: it compares with no group's mean, so that an answer, which keeps its own reward once in G times, would
+    learn from it; there the whole step is permuted (mmrl.training.answer_critic).
+    """
+    if not config.reward.shuffle or config.algorithm.advantage == "gae":
         return list(values)
     found, places = list(values), [i for i, good in enumerate(usable(group)) if good]  # what has no reward takes no part
     order = np.random.default_rng((config.seed, 17, *group.key)).permutation(len(places))

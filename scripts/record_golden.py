@@ -65,6 +65,7 @@ KINDS: dict[str, Kind] = {
     "grounding": _grounding(),
     "grounding_kl": _grounding("algorithm.kl.coef=0.05", "algorithm.epochs=2", "algorithm.minibatches=2"),
     "grounding_lora": _grounding("model.lora={r: 8}"),
+    "grounding_ppo": _grounding("algorithm.advantage=gae", "algorithm.advantage_scale=batch", "algorithm.epochs=2"),
     "grounding_pipelined": _grounding("schedule.kind=pipelined"),
     "luffy": _grounding("algorithm.offline={per_group: 1, gold: true}"),
     "mixed": _mixed(),

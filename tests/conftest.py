@@ -26,7 +26,7 @@ NO_SKIP = any(os.environ.get(name, "").lower() not in ("", "0", "false") for nam
 
 LONG = ("test_torture_run.py", "test_fuzz_rewards.py", "test_operations_runs.py", "test_embodied_processes.py", "test_vllm_run.py",
         "test_simulator_runs.py", "test_other_device.py", "test_distributed.py", "test_vllm.py", "test_vllm_server.py",
-        "test_maniskill.py", "test_recipes.py")
+        "test_maniskill.py", "test_recipes.py", "test_answer_critic.py", "test_critic_processes.py")
 """Files of over 40 seconds of processor time, the longest first."""
 
 

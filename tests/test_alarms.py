@@ -36,6 +36,18 @@ def test_an_alarm_fires_once_until_it_has_cleared(changes: dict[str, float], exp
     assert names(board, 4, **changes) == [expected]
 
 
+def test_a_critic_that_predicts_nothing_is_named_where_there_is_something_to_predict() -> None:
+    off = {"critic/explained_variance": -1.5, "critic/value": 3.0, "critic/return": 0.4}
+    board = AlarmBoard(AlarmConfig(steps=2))
+    assert [names(board, s, **off) for s in (1, 2, 3)] == [[], ["critic"], []]
+    [finding] = diagnose({**HEALTHY, **{f"train/{k}": v for k, v in off.items()}}, AlarmConfig())
+    assert "explain -1.5 of the variance" in finding.message and "mean value 3, mean return 0.4" in finding.message
+    quiet = AlarmBoard(AlarmConfig(steps=1))
+    assert names(quiet, 1, **{**off, "reward/std": 0.001}) == []
+    assert names(quiet, 2, **{**off, "critic/explained_variance": -0.4}) == []
+    assert names(quiet, 3, **off) == ["critic"], "robots say no reward/std"
+
+
 def test_a_non_finite_alarm_names_every_broken_value() -> None:
     [alarm] = AlarmBoard(AlarmConfig()).check(3, {**HEALTHY, "train/loss": math.nan, "train/kl": math.inf})
     assert "train/loss is nan" in alarm.message and "train/kl is inf" in alarm.message

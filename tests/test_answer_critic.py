@@ -31,7 +31,7 @@ from mmrl.training.learner import Learner
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from mmrl.world import World
 from tasks.scenes import make_scenes
-from tests.engine_kit import REPO, Album, fresh_policy, picture, read_jsonl, sample_with
+from tests.engine_kit import ALBUM, REPO, Album, album_data, config_file, fresh_policy, picture, read_jsonl, sample_with, small_run
 
 PEER = json.loads((Path(__file__).parent / "peer_gae.json").read_text(encoding="utf-8"))
 KEY = (1, 0, 0)
@@ -115,6 +115,21 @@ def test_what_is_not_learned_from_counts_in_no_mean() -> None:
     assert judged.targets([]) == {} and judged.metrics()["train/critic/return"] == 0.0  # a process without groups
 
 
+def test_the_control_experiment_permutes_the_step_not_a_group() -> None:
+    """Within a group of G an answer would keep its own reward once in G times, and with a baseline of no group learn from it."""
+    groups = [dataclasses.replace(group_of(*(answer([0.0], 10.0 * n + i) for i in range(4))), key=(1, n, 0)) for n in range(6)]
+
+    def rewards(*overrides: str) -> list[float]:
+        found = AnswerAdvantages(config_of(*overrides), World(torch.device("cpu"))).targets(groups)
+        return [flat(t.returns)[0] for g in groups for t in found[g.key] if t is not None]
+
+    plain, shuffled = rewards(), rewards("reward.shuffle=true")
+    assert plain == [10.0 * n + i for n in range(6) for i in range(4)] != shuffled and sorted(shuffled) == plain
+    homes = [int(r // 10) == i // 4 for i, r in enumerate(shuffled)]
+    assert sum(homes) < 12, "as many from other groups as there are other groups"
+    assert rewards("reward.shuffle=true") == shuffled != rewards("reward.shuffle=true", "seed=1")
+
+
 def test_every_group_teaches_also_one_answer_alone() -> None:
     task = Album()
     for config, kept in ((config_of("rollout.group_size=1"), True), (load_config(None), False)):
@@ -160,6 +175,7 @@ def learner_of(config: RunConfig, policy: Policy, prompts: dict[str, Any]) -> Le
                    prompt_of=lambda g: prompts[g.sample.id], critic=critic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "aggregate", "budget"), [("token", "token_mean", 16384), ("turn", "sequence_mean", 60)])
 def test_the_gradient_is_that_of_plain_loops(level: str, aggregate: str, budget: int) -> None:
     """Each token is pushed by its own advantage (level turn: its answer's), each value towards its target. On-policy: ratio 1."""
@@ -203,6 +219,7 @@ def test_the_gradient_is_that_of_plain_loops(level: str, aggregate: str, budget:
     assert result.value_stats.loss == pytest.approx(squares, rel=1e-3) and result.critic["train/critic/loss"] > 0
 
 
+@pytest.mark.slow
 def test_old_values_are_those_before_the_first_of_several_passes() -> None:
     """So a value that has moved far is clipped in later passes, and targets stay."""
     config = config_of("algorithm.epochs=3", "algorithm.critic={value_clip: 1.0e-4, lr: 0.1}", "train.prompts_per_step=2")
@@ -225,6 +242,7 @@ def test_old_values_are_those_before_the_first_of_several_passes() -> None:
     assert result.critic["train/critic/clipped"] > 0.3, "nothing had moved in the first pass, most in the others"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["detach: true", "warmup: 2"])
 def test_the_head_alone_learns_from_its_loss(setting: str) -> None:
     """detach: what the value loss says never reaches the model. warmup: nothing else is said."""
@@ -262,8 +280,25 @@ def test_ppo_learns_and_a_shuffled_reward_teaches_nothing(tmp_path: Path) -> Non
     make_scenes(tmp_path / "scenes", 64, seed=3, background="graded")
     found = {}
     for name, overrides in (("ppo", ()), ("shuffled", ("reward.shuffle=true",))):
-        rows = run(tmp_path, name, tmp_path / "scenes" / "data.jsonl", "train.steps=25", "train.save_every=0", *overrides)
+        rows = run(tmp_path, name, tmp_path / "scenes" / "data.jsonl", "train.steps=20", "train.save_every=0", *overrides)
         found[name] = [statistics.mean(r["train/reward/mean"] for r in part) for part in (rows[:5], rows[-5:])]
         assert all(math.isfinite(r["train/critic/explained_variance"]) for r in rows)
     assert found["ppo"][1] > found["ppo"][0] + 0.08, found
-    assert found["shuffled"][1] < found["shuffled"][0] + 0.04, found
+    assert found["shuffled"][1] < found["shuffled"][0] + 0.03, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["token", "turn"])
+def test_a_critic_learns_which_prompts_pay(level: str, tmp_path: Path) -> None:
+    """One source always pays 1, the other 0: nothing for the policy to learn, all for the critic, also where answers are alone."""
+    rows = {value: album_data(tmp_path, [[picture(size, i)] for i in range(8)], f"pays{value}")
+            for value, size in ((0, (56, 56)), (1, (168, 56)))}
+    tree = small_run(tmp_path / "runs", rows[0], data={"train": [
+        {"task": ALBUM, "path": path, "params": {"value": float(value)}} for value, path in rows.items()]},
+        rollout={"group_size": 1}, train={"steps": 20, "prompts_per_step": 8, "save_every": 0, "token_budget": 2000},
+        algorithm={"advantage": "gae", "critic": {"level": level, "detach": True, "lr": 0.01, "gae_lambda": 1.0,
+                                                  "value_clip": None}}, optim={"lr": 1e-6}, eval={"best_metric": None})
+    trainer = Trainer(load_config(config_file(tmp_path / "c.yaml", tree)))
+    trainer.fit()
+    explained = [r["train/critic/explained_variance"] for r in read_jsonl(trainer.folder.path / "metrics.jsonl")]
+    assert explained[0] == 0 and statistics.mean(explained[-5:]) > 0.3, explained

@@ -45,7 +45,8 @@ class RewardConfig(_Section):
     max_failure_share: float = Field(0.2, ge=0, le=1)
     """The run stops when more of a step's rewards raised or hung."""
     shuffle: bool = False
-    """Control experiment: rewards are permuted within each group, so that nothing can be learned."""
+    """Control experiment: rewards are permuted within each group (advantage gae, whose baseline is no group: over the whole step),
+    so that nothing can be learned."""
 
 
 class EvalConfig(_Section):
@@ -87,7 +88,7 @@ class AlarmConfig(_Section):
     """reward_stuck, task_failed: so many steps in a row whose answers parse with an accuracy near 0, or without a finished
     episode; also per source."""
     steps: int = Field(3, ge=1)
-    """Steps in a row until parse_rate, no_signal, zero_gradient, truncated, same_answer and reward_failures are raised."""
+    """Steps in a row until parse_rate, no_signal, zero_gradient, truncated, same_answer, reward_failures and critic are raised."""
     parse_rate: float = Field(0.05, ge=0, lt=1)
     """parse_rate: at most this share of answers keeps the format; also per source."""
     truncated: float = Field(0.95, gt=0, le=1)
@@ -98,11 +99,14 @@ class AlarmConfig(_Section):
     reward_failures: float = Field(0.02, ge=0, lt=1)
     """reward_failures: more of the rewards than this raised, hung or crashed (beyond reward.max_failure_share they end the
     run)."""
+    explained_variance: float = Field(-1.0, lt=0)
+    """critic: PPO's values explain less of the variance of the returns than this (0: as much as a constant)."""
     untrained_steps: int = Field(10, ge=1)
     """never_trained: so many steps from the run's start, and no gradient in any of them."""
     stop: list[Literal[
         "non_finite", "logprob_gap", "entropy_collapse", "reward_stuck", "prompts_failed", "task_failed", "parse_rate", "no_signal",
-        "zero_gradient", "truncated", "same_answer", "reward_failures", "never_trained"]] = ["non_finite", "never_trained"]
+        "zero_gradient", "truncated", "same_answer", "reward_failures", "critic",
+        "never_trained"]] = ["non_finite", "never_trained"]
     """Alarms that end the run. parse_rate and no_signal only warn by default: a cold start may keep the format rarely for some
     steps and learn it from the few groups with signal. Where no group had any for untrained_steps steps there is nothing to
     wait for: weights are still those that the run began with, and the same policy is asked prompts of the same kind."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from mmrl.algorithms import GAESettings, PPOSettings, gae_advantages, trainable, trajectory_in_loss
@@ -112,10 +113,19 @@ class AnswerAdvantages:
             for number, (rollout, good) in enumerate(zip(group.rollouts, usable(group), strict=True)):
                 if good and trainable(rollout) and trajectory_in_loss(rollout, self.config.algorithm.overlong):
                     columns[group.key, number] = _column(rollout, rewards[number])
+        if self.config.reward.shuffle:
+            columns = self._shuffled(columns)
         advantages, returns = self._judged(list(columns.values()))
         learned = {place: (advantages[:, b], returns[:, b]) for b, place in enumerate(columns)}
         return {g.key: [_targets(r, learned.get((g.key, i))) if trainable(r) else None for i, r in enumerate(g.rollouts)]
                 for g in groups}
+
+    def _shuffled(self, columns: Mapping[tuple[Key, int], _Column]) -> dict[tuple[Key, int], _Column]:
+        """The control experiment: the step's rewards permuted over all of its answers, of all processes. Collective."""
+        told = sorted(self.world.gather([(place, column.reward) for place, column in columns.items()]))
+        order = np.random.default_rng((self.config.seed, 17, *(told[0][0][0] if told else ()))).permutation(len(told))
+        given = {place: told[i][1] for (place, _), i in zip(told, order, strict=True)}
+        return {place: replace(column, reward=given[place]) for place, column in columns.items()}
 
     def _judged(self, columns: Sequence[_Column]) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalised advantages and value targets, (T, B) float64."""

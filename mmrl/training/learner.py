@@ -494,7 +494,9 @@ class Learner:
         """A loss of 0 by the forwards that `_loss` runs, for another process that has turns left. Its gradient, zeros, is of the
         same parameters."""
         prompt, tokens = self.policy.idle_turn()
+        packed = result.packed_tokens
         _, out = self._forward([prompt], [tokens], result)
+        result.packed_tokens = packed  # of turns alone
         parts = [] if self._warming else [out.logp_N.sum(), out.entropy_N.sum()]
         return torch.stack(parts + [out.values_M.sum()] * (self.critic is not None)).sum() * 0.0
 

@@ -111,7 +111,7 @@ def test_gradients_of_values_are_those_of_the_usual_batch_and_can_end_at_the_hea
     assert all(torch.equal(ended[n], usual[n]) for n in ended)
 
 
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_saved_critic_goes_on_and_transformers_does_not_see_it(lora: bool, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
