@@ -268,6 +268,18 @@ def robots() -> str:
     return "\n".join(lines)
 
 
+@_recorded("bench_robot_learning")
+def robot_algorithms(found: dict[str, Any]) -> str:
+    """Success of the tiny robot by other methods than GRPO, and by a control with shuffled rewards."""
+    lines = ["| tiny reach, method | seed | sampled, before | after | greedy, before | after |", "|---|---|---|---|---|---|"]
+    for run in found["runs"]:
+        cells = [_interval(run["held_out"][mode]["success_once"][when])
+                 for mode in ("sampled", "greedy") for when in ("before", "after")]
+        lines.append(f"| {run['variant']} | {run['seed']} | {' | '.join(cells)} |")
+    where = f"{found['steps']} steps each on {found['machine']['cpu']}{_beside(found)}"
+    return "\n".join([*lines, f"\n{where}; shuffled: the rewards of a group's episodes are dealt anew among them."])
+
+
 def experts() -> str:
     """How often scripted experts solve their tasks: LIBERO's in one row, the other simulators' one by one."""
     lines = ["| scripted expert, evaluation states | solved | control steps, median (lowest to highest) | assets |",
@@ -353,7 +365,8 @@ def rendering(found: dict[str, Any]) -> str:
 BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "mixed": mixed, "learning": learning, "trl": trl, "gui": gui,
                                          "fuzz": fuzz, "hacks": hacks, "rewards": rewards,
                                          "cache": cache, "torture": torture, "video": video, "tgrpo": tgrpo,
-                                         "robots": robots, "experts": experts, "schedule": schedule, "simulated": simulated,
+                                         "robots": robots, "robot_algorithms": robot_algorithms, "experts": experts,
+                                         "schedule": schedule, "simulated": simulated,
                                          "bridge": bridge, "killed": killed, "rendering": rendering,
                                          "engines": _recorded("bench_engines")(engines),
                                          "gap": _recorded("vllm_gap", script="bench_vllm_gap")(gap),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scripts import _bench, bench_engines, bench_tgrpo
+from scripts import _bench, bench_engines, bench_robot_learning, bench_tgrpo
 from tests.engine_kit import ENVIRONMENT, REPO
 
 SCRIPTS = sorted(path.stem for path in (REPO / "scripts").glob("bench_*.py"))
@@ -181,3 +181,14 @@ def test_a_quick_run_of_the_engine_benchmark_leaves_the_record(tmp_path: Path, m
     finally:
         _bench.parse(argparse.ArgumentParser(), [])
     assert record.read_bytes() == before and json.loads((tmp_path / "bench_engines.json").read_text())["small"] == [row]
+
+
+def test_robots_have_learned_only_where_the_shuffled_control_has_not() -> None:
+    def run(variant: str, after: float) -> dict[str, Any]:
+        held = {"before": {"mean": 0.2, "low": 0.1, "high": 0.3}, "after": {"mean": after, "low": after, "high": after}}
+        return {"variant": variant, "held_out": {"sampled": {"success_once": held}}}
+
+    learned = bench_robot_learning.learned
+    assert learned([run("rloo", 0.8), run("rloo, shuffled", 0.25)])
+    assert not learned([run("rloo", 0.25), run("rloo, shuffled", 0.25)]), "within the interval before"
+    assert not learned([run("rloo", 0.8), run("rloo, shuffled", 0.8)]), "the meaning of the rewards decided nothing"
