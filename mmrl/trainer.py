@@ -10,6 +10,7 @@ killed or not; schedule.order key is bit for bit.
 """
 from __future__ import annotations
 
+import pkgutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +37,6 @@ from mmrl.preflight import best_metric, check_model_folder, check_packages
 from mmrl.runlog import RunFolder, write_json
 from mmrl.trackers import Trackers
 from mmrl.training.learner import Learner, UpdateResult
-from mmrl.training.prompts import PromptRollouts
 from mmrl.training.rollouts import Opened, RolloutSource
 from mmrl.world import World
 
@@ -86,7 +86,8 @@ class Trainer:
         check_packages(config)
         check_model_folder(config.model.path)
         torch.manual_seed(config.seed)
-        self.rollouts: RolloutSource = (self._source or config.rollout_source() or PromptRollouts)(config, self.world)
+        make = self._source or pkgutil.resolve_name(config.rollout_source)
+        self.rollouts: RolloutSource = make(config, self.world)
         self.best_metric = best_metric(config.eval, self.rollouts.measured)
         if self.world.is_main:
             self.on_event("checked", {"config": config})

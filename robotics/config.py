@@ -208,6 +208,7 @@ class EmbodiedConfig(RunConfig):
     of each; eval.limit counts held-out states."""
 
     critic_defaults: ClassVar[Mapping[str, Any]] = {}
+    rollout_source: ClassVar[str] = "robotics.episodes:EpisodeRollouts"
     overlaps_in_processes: ClassVar[bool] = True  # each has a whole policy, and waits for the others in between two steps
 
     env: EnvConfig = EnvConfig()
@@ -276,12 +277,6 @@ class EmbodiedConfig(RunConfig):
             raise ValueError("reward.shuffle deals the rewards of a group's episodes anew, and a critic learns from those of "
                              "single steps, which have no counterpart in another episode: use advantage grpo, rloo, opo or pass_k "
                              "for this control, or set it to false")
-
-    def rollout_source(self) -> Any:
-        """See RunConfig."""
-        from robotics.episodes import EpisodeRollouts
-
-        return EpisodeRollouts
 
     @property
     def stops_at_success(self) -> bool:

@@ -24,6 +24,7 @@ class _Section(Section, BaseModel):
 class RunConfig(_Section):
     """Everything a run needs; written resolved to RUN/config.yaml."""
 
+    rollout_source: ClassVar[str] = "mmrl.training.prompts:PromptRollouts"  # makes this run's rollouts, imported when it trains
     overlaps_in_processes: ClassVar[bool] = False  # whether schedule.kind pipelined and async go with several processes
     critic_defaults: ClassVar[Mapping[str, Any]] = PROMPT_CRITIC  # of algorithm.critic with advantage gae
 
@@ -56,10 +57,6 @@ class RunConfig(_Section):
         if not isinstance(a, dict) or a.get("advantage") != "gae" or not isinstance(a.get("critic", {}), dict):
             return data
         return {**data, "algorithm": {**a, "critic": {**cls.critic_defaults, **a.get("critic", {})}}}
-
-    def rollout_source(self) -> Any:
-        """The class that makes this run's rollouts, a mmrl.training.rollouts.RolloutSource; None: answers to prompts."""
-        return None
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:

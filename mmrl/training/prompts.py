@@ -28,7 +28,7 @@ from mmrl.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_setti
 from mmrl.timeline import Timeline
 from mmrl.training.answer_critic import add_critic, judgement
 from mmrl.training.learner import Learner, UpdateResult
-from mmrl.training.rollouts import Opened
+from mmrl.training.rollouts import Opened, RolloutSource
 from mmrl.types import RolloutGroup, Sample
 from mmrl.world import World
 
@@ -208,3 +208,6 @@ class PromptRollouts:
         """See RolloutSource."""
         self.schedule.load_state_dict(state["schedule"])
         self.policy.version = state["version"]
+
+
+_CHECKED: type[RolloutSource] = PromptRollouts  # for type checkers: a run's configuration names this class by its text
