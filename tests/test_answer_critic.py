@@ -97,6 +97,17 @@ def test_what_follows_the_last_step_is_what_bootstrap_says(bootstrap: str, level
         assert flat(mine.returns) == pytest.approx([a + v for a, v in zip(advantages, values, strict=True)], abs=1e-9)
 
 
+def test_what_an_environment_pays_for_a_turn_is_earned_in_it() -> None:
+    """The score, here with a penalty, is their sum and what comes at the end; an environment's own end is none by the limit."""
+    config = config_of("algorithm.critic={gamma: 0.9, gae_lambda: 1.0, bootstrap: standard}")
+    values = [0.3, 0.1, 0.4, 0.2, 0.6]
+    whole = answer(values, 1.1, cut=True, final=5.0, turns=2)  # 3 and 2 tokens, the last turn cut by the length limit
+    paid = [dataclasses.replace(t, rewards=(r,), valid=(True,), terminated=r == 1.0)
+            for t, r in zip(whole.turns, (0.25, 1.0), strict=True)]
+    found, _ = targets(config, dataclasses.replace(whole, turns=tuple(paid)), answer([0.0], 0.0))
+    assert flat(found.returns) == pytest.approx([0.25 * 0.9**(2 - t) + 0.85 * 0.9**(4 - t) for t in range(3)] + [0.85 * 0.9, 0.85])
+
+
 def test_what_is_not_learned_from_counts_in_no_mean() -> None:
     good = [answer([0.1, 0.4, 0.2], 1.0), answer([0.3], 0.0)]
     failed = dataclasses.replace(answer([5.0, 5.0], 1.0), score=Score.failure("reward_error: broken"))

@@ -3,10 +3,10 @@
     advantages, critic = judgement(config, world)            # for a Learner; algorithm.advantage gae, else Credit and no critic
 
 Level token: V(t) is what the critic expects before token t is written, read from the hidden state that predicts it; the reward
-comes with the last token. Level turn: one value of each turn, read from its prompt's last token. Old values are those of the
-weights before the update (`with_values`), by the packing that training uses: answers of a prompt share it there as well. What
-follows the last step of a rollout is algorithm.critic.bootstrap: nothing (TRL, verl), or the value read from its last token's
-hidden state.
+comes with the last token, where an environment rewards turns with the last of each turn. Level turn: one value of each turn, read
+from its prompt's last token. Old values are those of the weights before the update (`with_values`), by the packing that training
+uses: answers of a prompt share it there as well. What follows the last step of a rollout is algorithm.critic.bootstrap: nothing
+(TRL, verl), or the value read from its last token's hidden state.
 
 Advantages are normalised over all tokens (level turn: turns) in the loss of the step, as verl's masked_whiten and TRL's
 whiten do.
@@ -15,6 +15,7 @@ Legend: B rollouts, T steps (tokens or turns) of the longest, R = T + 1 rows.
 """
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -82,12 +83,21 @@ def with_values(groups: Sequence[RolloutGroup], drafts: Sequence[TrainingSample]
 
 @dataclass(frozen=True)
 class _Column:
-    """A rollout that is trained on: its values step by step, what it earned, and how it ended."""
+    """A rollout that is trained on: its values step by step, what it earned in which step, and how it ended."""
 
     values: tuple[float, ...]
-    reward: float
+    rewards: Mapping[int, float]
     truncated: bool
     final_value: float
+
+    @property
+    def earned(self) -> float:
+        """Undiscounted."""
+        return math.fsum(self.rewards.values())
+
+    def paid_at_the_end(self, reward: float) -> _Column:
+        """The same with another reward."""
+        return replace(self, rewards={len(self.values) - 1: reward})
 
 
 class AnswerAdvantages:
@@ -122,10 +132,10 @@ class AnswerAdvantages:
 
     def _shuffled(self, columns: Mapping[tuple[Key, int], _Column]) -> dict[tuple[Key, int], _Column]:
         """The control experiment: the step's rewards permuted over all of its answers, of all processes. Collective."""
-        told = sorted(self.world.gather([(place, column.reward) for place, column in columns.items()]))
+        told = sorted(self.world.gather([(place, column.earned) for place, column in columns.items()]))
         order = np.random.default_rng((self.config.seed, 17, *(told[0][0][0] if told else ()))).permutation(len(told))
         given = {place: told[i][1] for (place, _), i in zip(told, order, strict=True)}
-        return {place: replace(column, reward=given[place]) for place, column in columns.items()}
+        return {place: column.paid_at_the_end(given[place]) for place, column in columns.items()}
 
     def _judged(self, columns: Sequence[_Column]) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalised advantages and value targets, (T, B) float64."""
@@ -137,7 +147,9 @@ class AnswerAdvantages:
             last = len(column.values) - 1
             values_RB[:last + 1, b] = torch.tensor(column.values, dtype=torch.float64)
             valid_TB[:last + 1, b] = True
-            rewards_TB[last, b], final_TB[last, b] = column.reward, column.final_value
+            final_TB[last, b] = column.final_value
+            for step, reward in column.rewards.items():
+                rewards_TB[step, b] = reward
             truncated_TB[last, b], terminated_TB[last, b] = column.truncated, not column.truncated
         found = gae_advantages(self.gae, rewards_TB, values_RB, terminated_TB, truncated_TB, final_values_TB=final_TB,
                                valid_TB=valid_TB)
@@ -157,9 +169,12 @@ class AnswerAdvantages:
 
 
 def _column(rollout: Rollout, reward: float) -> _Column:
-    last = rollout.turns[-1]
-    cut = last.stop is StopReason.LENGTH or (last.truncated and not last.terminated)
-    return _Column(tuple(v for t in rollout.turns for v in t.values), reward, cut, rollout.final_value)
+    """What an environment pays for a turn is earned in it, the rest of `reward` (a score, a bonus, a penalty) at the end."""
+    last, steps = rollout.turns[-1], np.cumsum([len(t.values) for t in rollout.turns]) - 1
+    rewards = {int(step): turn.reward for step, turn in zip(steps, rollout.turns, strict=True)}
+    rewards[int(steps[-1])] += reward - math.fsum(rewards.values())
+    cut = not last.terminated and (last.truncated or last.stop is StopReason.LENGTH)
+    return _Column(tuple(v for t in rollout.turns for v in t.values), rewards, cut, rollout.final_value)
 
 
 def _targets(rollout: Rollout, learned: tuple[torch.Tensor, torch.Tensor] | None) -> RolloutTargets:

@@ -212,10 +212,11 @@ def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_trains_on_all_turns_and_packing_changes_no_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize("advantage", ["grpo", "gae"])
+def test_a_run_trains_on_all_turns_and_packing_changes_no_number(advantage: str, tmp_path: Path) -> None:
     for name, overrides in (("shared", []), ("padded", ["train.forward=padded"]), ("small", ["train.token_budget=1"]),
                             ("pipelined", ["schedule.kind=pipelined", "schedule.order=key"])):
-        Trainer(play_run(tmp_path, name, *overrides)).fit()
+        Trainer(play_run(tmp_path, name, f"algorithm.advantage={advantage}", *overrides)).fit()
     shared, padded, small, pipelined = (rows_of(tmp_path, name) for name in ("shared", "padded", "small", "pipelined"))
     assert all(row["train/logprob_gap/max"] < LIMIT and row["train/grad_norm"] > 0 for row in shared)
     for other in (padded, small, pipelined):
