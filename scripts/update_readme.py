@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts._readme_scale import engines, gap, presets
+from scripts._readme_turns import turns, turns_cost
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- results:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -368,6 +369,8 @@ BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "mixed": mixed, "learning"
                                          "robots": robots, "robot_algorithms": robot_algorithms, "experts": experts,
                                          "schedule": schedule, "simulated": simulated,
                                          "bridge": bridge, "killed": killed, "rendering": rendering,
+                                         "turns": _recorded("demo_turns", " --record")(turns),
+                                         "turns_cost": _recorded("bench_turns")(turns_cost),
                                          "engines": _recorded("bench_engines")(engines),
                                          "gap": _recorded("vllm_gap", script="bench_vllm_gap")(gap),
                                          "presets": _recorded("presets", script="estimate_presets")(presets)}

@@ -185,7 +185,11 @@ def _noise_key(sample: Sample, settings: EvalSettings) -> tuple[int, int, int]:
 
 
 def _begun(policy: Policy, sample: Sample, task: Task, settings: EvalSettings) -> list[tuple[str, list[Episode]]]:
-    """The rollouts of each mode in the task's environment; [] where it has none. Raises MediaError and DataError."""
+    """The rollouts of each mode in the task's environment; [] where it has none. Raises MediaError, DataError, and ConfigError for
+    views, which are about one prompt."""
+    if settings.views and task.member(sample.task).environment(policy.template) is not None:
+        raise ConfigError(f"expected no views with task '{task.name}', whose rollouts take several turns in an environment, found "
+                          f"{', '.join(settings.views)}; leave them out")
     key = _noise_key(sample, settings)
     found = [(mode, begin(policy, sample, task, count, key, greedy=mode == "greedy")) for mode, count in _modes(settings)]
     return [(mode, episodes) for mode, episodes in found if episodes]

@@ -12,11 +12,14 @@ import pytest
 import torch
 
 import mmrl
-from mmrl.config import load_config
+from mmrl.config import DataSource, load_config
+from mmrl.data import LoadedSource
 from mmrl.errors import ConfigError, DataError
+from mmrl.evaluation.evaluate import EvalSettings, evaluate
 from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.episodes import begin, check_environments, play
+from mmrl.scoring import Scorer
 from mmrl.trainer import Trainer
 from mmrl.types import Rollout, Sample, StopReason
 from tests.engine_kit import REPO, Album, policy, read_jsonl, tiny_folder
@@ -190,6 +193,17 @@ def test_settings_about_one_answer_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"expected no \S+.* with task '.*', whose rollouts take several turns"):
             check_environments(config, task)
         check_environments(config, [(Album(), {"album"})])
+
+
+def test_an_evaluation_refuses_views() -> None:
+    p, source = policy(), LoadedSource(DataSource(task="grounding", path="x"), Play(), (sample(),))
+    settings = EvalSettings(SAMPLING, samples=0, views=("mask",))
+    with Scorer([("grounding", {})], [source.task], workers=0, timeout_s=1.0) as scorer:
+        with pytest.raises(ConfigError, match=r"expected no views with task '.*', whose rollouts take several turns"):
+            evaluate(p, PrefillOnceEngine(p), scorer, [source], settings)
+        found = evaluate(p, PrefillOnceEngine(p), scorer, [source], replace(settings, views=()))
+    assert [row["turns"][-1] for row in found.predictions] == [row["text"] for row in found.predictions]
+    assert found.metric("greedy/correct") == 1.0
 
 
 # ---- whole runs
