@@ -36,6 +36,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "passes": ("schedule.kind=pipelined", "algorithm.epochs=2", "algorithm.minibatches=2", "algorithm.kl.coef=0.1"),
     "ppo": ("schedule.kind=serial", *PPO, "algorithm.critic.lr=0.01", "algorithm.critic.warmup=1", "algorithm.epochs=2",
             "train.steps=3"),
+    "step": ("schedule.kind=serial", "algorithm.advantage=rloo", "algorithm.advantage_scale=batch", "algorithm.difficulty=softmax"),
     "idle": ("schedule.kind=pipelined", "train.prompts_per_step=1", *SHAPED, *LORA),
     "idle_ppo": ("schedule.kind=pipelined", "train.prompts_per_step=1", "train.steps=1", *PPO, *SHAPED),
 }
