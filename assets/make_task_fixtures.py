@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.readers.tfrecord import encode_example, write_records
+from mmrl.tasks.readers.tfrecord import encode_example, write_records
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -2,9 +2,9 @@
 
     python -m assets.make_tiny_video [--resume]            (about half an hour on one CPU core; seeded)
 
-Three runs of `mmrl sft` (configs/video_warmstart.yaml) on generated clips (tasks.clips): which way a shape moves, what comes after
-what, when a shape is there, where it is. The first draws motions that go out at one edge and in at the other, so that not even
-a frame of known place tells the answer; at this size it learns times and boxes, and no direction. The second draws motions
+Three runs of `mmrl sft` (configs/video_warmstart.yaml) on generated clips (mmrl.tasks.clips): which way a shape moves, what comes
+after what, when a shape is there, where it is. The first draws motions that go out at one edge and in at the other, so that not
+even a frame of known place tells the answer; at this size it learns times and boxes, and no direction. The second draws motions
 inside the picture: the order of the frames tells the answer, one frame of unknown place does not. The third, a short one, asks
 for one of four moving shapes and leaves the model unsure. The ends of spans are off by a
 second now and then, and boxes are drawn with a margin and a shaky hand, as in assets/make_tiny_vlm_mixed.py. Weights are kept
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from assets.make_tiny_vlm_mixed import loose_box, shrink
-from tasks.clips import make_clips
+from mmrl.tasks.clips import make_clips
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZE, FPS, SECONDS = 56, 2, 8.0

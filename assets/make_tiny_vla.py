@@ -33,9 +33,9 @@ def main() -> None:
     options = parser.parse_intermixed_args()  # overrides may follow options
     import torch
 
-    from robotics.config import load_embodied
-    from robotics.load import load_vla
-    from robotics.warmstart import save_policy, warm_start
+    from mmrl.robotics.config import load_embodied
+    from mmrl.robotics.load import load_vla
+    from mmrl.robotics.warmstart import save_policy, warm_start
 
     torch.set_num_threads(1)
     recipe, name, changes = RECIPES[options.suite]

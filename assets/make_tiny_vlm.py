@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.scenes import make_scenes
+from mmrl.tasks.scenes import make_scenes
 
 ROOT = Path(__file__).resolve().parent.parent
 MIX = {0: 0.5, 1: 0.5}

@@ -2,7 +2,7 @@
 
     python -m assets.make_tiny_vlm_mixed            (about an hour on one CPU core; seeded)
 
-Three runs of `mmrl sft` on generated pictures (tasks.playground): all tasks, then more of those whose answers are one or
+Three runs of `mmrl sft` on generated pictures (mmrl.tasks.playground): all tasks, then more of those whose answers are one or
 two tokens among many of boxes, then more of those that ask for two facts at once. Boxes are drawn with a margin and a
 shaky hand and clicks
 miss the middle, as in assets/make_tiny_vlm.py: that looseness is what the mixed run removes. Weights are kept in bf16.
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.playground import KINDS, make_playground
+from mmrl.tasks.playground import KINDS, make_playground
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES: tuple[tuple[int, int, dict[str, float]], ...] = (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from video.encode import write_video
+from mmrl.video.encode import write_video
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import mmrl
-from tasks.scenes import make_scenes
+from mmrl.tasks.scenes import make_scenes
 
 
 @mmrl.reward

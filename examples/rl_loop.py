@@ -1,6 +1,6 @@
 """GRPO on one page: the whole algorithm, with mmrl's parts and without its trainer.
 
-    python -m tasks.scenes runs/scenes --count 200 --seed 0 --background graded
+    python -m mmrl.tasks.scenes runs/scenes --count 200 --seed 0 --background graded
     python examples/rl_loop.py runs/scenes/data.jsonl --steps 20          # a tiny model on a CPU: minutes
 
 One step, top to bottom: draw prompts, encode them (pictures are decoded once and stay in the visual cache), sample G completions of

@@ -199,7 +199,7 @@ def _configured(model: str | Path | None, config: Any, overrides: Mapping[str, A
 
 
 def _robots() -> type[RunConfig]:
-    found: type[RunConfig] = importlib.import_module("robotics.config").EmbodiedConfig
+    found: type[RunConfig] = importlib.import_module("mmrl.robotics.config").EmbodiedConfig
     return found
 
 
@@ -255,7 +255,7 @@ def _task_of(function: Callable[..., Any], settings: Mapping[str, Any]) -> type[
 
 
 def _functions() -> Any:
-    return importlib.import_module("tasks.function")
+    return importlib.import_module("mmrl.tasks.function")
 
 
 def _add_data(config: RunConfig, named: tuple[str | None, dict[str, Any]], train: Rows | None, held_out: Rows | None) -> None:

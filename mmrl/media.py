@@ -198,7 +198,7 @@ def _to_rgb(picture: Image, path: str) -> Image:
 
 
 def image_overrides(sample: Sample) -> dict[str, Any] | None:
-    """What a sample asks of its pictures beyond the defaults, as video.visuals takes it; None for nothing."""
+    """What a sample asks of its pictures beyond the defaults, as mmrl.video.visuals takes it; None for nothing."""
     return {"orientation": "stored"} if orientation_of(sample) == "stored" else None
 
 

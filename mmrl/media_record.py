@@ -100,4 +100,4 @@ def restore_media(record: MediaRecord, checkpoint: Path, sources: Sequence[Loade
 
 
 def _identity() -> Any:
-    return importlib.import_module("video.file_identity")  # the engine imports it by name only
+    return importlib.import_module("mmrl.video.file_identity")  # the engine imports it by name only

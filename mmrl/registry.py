@@ -32,16 +32,16 @@ __all__ = ["BUILT_IN", "GROUP", "OFFERED", "adopt", "carried", "offer", "registe
 
 GROUP = "mmrl.tasks"
 BUILT_IN: dict[str, str] = {  # imported only when asked for
-    "grounding": "tasks.grounding:Grounding", "detection": "tasks.detection:Detection",
-    "counting": "tasks.counting:Counting", "ocr": "tasks.ocr:OCR", "choice": "tasks.choice:Choice",
-    "boolean": "tasks.boolean:Boolean", "numeric": "tasks.numeric:Numeric", "math": "tasks.math_expression:Math",
-    "open_text": "tasks.open_text:OpenText", "chart": "tasks.chart:Chart",
-    "classification": "tasks.classification:Classification", "jigsaw": "tasks.jigsaw:Jigsaw", "maze": "tasks.maze:Maze",
-    "spatial": "tasks.spatial:Spatial", "scene_graph": "tasks.scene_graph:SceneGraph",
-    "gui_grounding": "tasks.gui_grounding:GuiGrounding", "gui_action": "tasks.gui_action:GuiAction",
-    "temporal_grounding": "tasks.temporal_grounding:TemporalGrounding", "grounded_qa": "tasks.grounded_qa:GroundedQA",
-    "st_grounding": "tasks.st_grounding:SpatioTemporalGrounding", "tracking": "tasks.tracking:Tracking",
-    "mixed": "tasks.mixed:Mixed",
+    "grounding": "mmrl.tasks.grounding:Grounding", "detection": "mmrl.tasks.detection:Detection",
+    "counting": "mmrl.tasks.counting:Counting", "ocr": "mmrl.tasks.ocr:OCR", "choice": "mmrl.tasks.choice:Choice",
+    "boolean": "mmrl.tasks.boolean:Boolean", "numeric": "mmrl.tasks.numeric:Numeric", "math": "mmrl.tasks.math_expression:Math",
+    "open_text": "mmrl.tasks.open_text:OpenText", "chart": "mmrl.tasks.chart:Chart",
+    "classification": "mmrl.tasks.classification:Classification", "jigsaw": "mmrl.tasks.jigsaw:Jigsaw", "maze": "mmrl.tasks.maze:Maze",
+    "spatial": "mmrl.tasks.spatial:Spatial", "scene_graph": "mmrl.tasks.scene_graph:SceneGraph",
+    "gui_grounding": "mmrl.tasks.gui_grounding:GuiGrounding", "gui_action": "mmrl.tasks.gui_action:GuiAction",
+    "temporal_grounding": "mmrl.tasks.temporal_grounding:TemporalGrounding", "grounded_qa": "mmrl.tasks.grounded_qa:GroundedQA",
+    "st_grounding": "mmrl.tasks.st_grounding:SpatioTemporalGrounding", "tracking": "mmrl.tasks.tracking:Tracking",
+    "mixed": "mmrl.tasks.mixed:Mixed",
 }
 
 OFFERED = "python:"

@@ -89,7 +89,7 @@ class Task(abc.ABC):
         return None
 
     def member(self, name: str) -> Task:
-        """The task that judges samples whose `task` is `name`: itself, or for a task of several (tasks.mixed) one of them.
+        """The task that judges samples whose `task` is `name`: itself, or for a task of several (mmrl.tasks.mixed) one of them.
         Ranges, headline, metrics and group rewards are the member's."""
         return self
 

@@ -1,9 +1,9 @@
 """Rewards: pure functions (prediction, truth) -> score, and the rubric that composes them per task.
 
-    from rewards.iou import box_iou
-    from rewards.dynamic_iou import make_iou_reward
-    from rewards.parsing import extract_answer, parse_boxes
-    from rewards.router import Rubric
+    from mmrl.rewards.iou import box_iou
+    from mmrl.rewards.dynamic_iou import make_iou_reward
+    from mmrl.rewards.parsing import extract_answer, parse_boxes
+    from mmrl.rewards.router import Rubric
 
 Nothing here runs model text, needs the main thread, or knows about models and trainers.
 """

@@ -12,7 +12,7 @@ and 0 for fewer than `least` or more than `most` anchors, for an anchor that is 
 never exceeds the answer's own IoU, nor the last anchor's; another anchor anywhere before the last never raises it; and thoughts
 that wander off earn what their worst estimate is worth. `early` (default 0.5) is the weight of a good first estimate.
 
-    python -c "from rewards.anchored import anchored_value; print(anchored_value([0.4, 0.9], 0.9))"
+    python -c "from mmrl.rewards.anchored import anchored_value; print(anchored_value([0.4, 0.9], 0.9))"
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 
 from mmrl.errors import ConfigError
-from rewards.times import SpanParse, parse_spans
+from mmrl.rewards.times import SpanParse, parse_spans
 
 __all__ = ["Anchors", "anchored_value", "check_anchor_numbers", "read_anchors"]
 

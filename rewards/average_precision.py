@@ -5,7 +5,7 @@ end of the list is free and labels that the truth does not have are ignored. 'or
 the tie for what it is: all boxes enter at once, precision and recall are one point, and every box with a label that is
 not in the truth is a false positive, shared evenly among the true labels.
 
-    python -c "from rewards.average_precision import image_ap as a; print(a([('cat', (0, 0, 9, 9))], [('cat', (0, 0, 9, 8))]))"
+    python -c "from mmrl.rewards.average_precision import image_ap as a; print(a([('cat', (0, 0, 9, 9))], [('cat', (0, 0, 9, 8))]))"
 """
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.iou import pairwise_iou
-from rewards.matching import most_pairs
+from mmrl.rewards.iou import pairwise_iou
+from mmrl.rewards.matching import most_pairs
 
 if TYPE_CHECKING:
     import numpy.typing as npt

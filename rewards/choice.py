@@ -4,7 +4,7 @@ Accepted for option B of ["dog", "red cat", "bird"]: `B`, `b`, `(B)`, `B.`, `B)`
 Not accepted: a letter somewhere in a sentence, two letters, "A or B", a letter whose text is another option's. Words are
 compared whole, so "yesterday" is no yes and "I do not know" is no no. Nothing is searched: hedging never pays.
 
-    python -c "from rewards.choice import parse_choice; print(parse_choice('(B) red cat', ['dog', 'red cat']))"
+    python -c "from mmrl.rewards.choice import parse_choice; print(parse_choice('(B) red cat', ['dog', 'red cat']))"
 """
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import string
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rewards.parsing import MAX_ANSWER_CHARS
-from rewards.text import unicode_form
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS
+from mmrl.rewards.text import unicode_form
 
 __all__ = [
     "BooleanParse", "ChoiceParse", "LETTERS", "nearest_option", "normalise_text", "parse_boolean", "parse_choice",

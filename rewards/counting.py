@@ -4,7 +4,7 @@ The number is read from the answer only. It must be the one number of a short te
 from "zero" to "ninety-nine"; "3 or 4" is no answer, and neither is "not 3", "about 3" or "at least 3". 0 is a number like
 any other.
 
-    python -c "from rewards.counting import parse_count; print(parse_count('There are twenty-one.'))"
+    python -c "from mmrl.rewards.counting import parse_count; print(parse_count('There are twenty-one.'))"
 """
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.matching import hungarian_pairs, matched_sum
-from rewards.modes import by_mode
-from rewards.reading.words import HEDGES, LEADS
+from mmrl.rewards.matching import hungarian_pairs, matched_sum
+from mmrl.rewards.modes import by_mode
+from mmrl.rewards.reading.words import HEDGES, LEADS
 
 __all__ = [
     "CountParse", "CountingReward", "MAX_COUNT", "MODES", "closeness", "found_points", "make_counting_reward", "parse_count",

@@ -4,12 +4,13 @@ The default, `f1`, is a soft F1: 2 * sum of w(IoU) over optimally matched pairs 
 cliff and cannot be gamed: the order of boxes does not matter; a copy, a box with a wrong label or a flood never raises
 it; adding a box equal to a truth that has none, or moving a box towards its truth, never lowers it, unless the box becomes
 a copy of another. Copies are predictions of one label that are equal, or much more alike than the truths of the label are
-(rewards.matching.near_copies): together they earn at most what the best of them would earn alone.
+(mmrl.rewards.matching.near_copies): together they earn at most what the best of them would earn alone.
 
 In every mode both lists empty is the best value and only one empty the worst, copies of a box match nothing new, and a
 box with a wrong label is a false positive. What the papers' own code does otherwise is said at each mode.
 
-    python -c "from rewards.detection import make_detection_reward as m; a = ('cat', (0, 0, 9, 9)); print(m('f1')([a], [a, a]))"
+    python -c "from mmrl.rewards.detection import make_detection_reward as m; a = ('cat', (0, 0, 9, 9)); \
+      print(m('f1')([a], [a, a]))"
 """
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.average_precision import COCO_THRESHOLDS, check_rule, class_ap
-from rewards.dynamic_iou import AVERAGE_THRESHOLDS, DYNAMIC_SCHEDULE, make_iou_reward, threshold_at
-from rewards.iou import pairwise_iou
-from rewards.matching import (
+from mmrl.rewards.average_precision import COCO_THRESHOLDS, check_rule, class_ap
+from mmrl.rewards.dynamic_iou import AVERAGE_THRESHOLDS, DYNAMIC_SCHEDULE, make_iou_reward, threshold_at
+from mmrl.rewards.iou import pairwise_iou
+from mmrl.rewards.matching import (
     TWIN_IOU,
     forbid_copies,
     greedy_pairs,
@@ -35,9 +36,9 @@ from rewards.matching import (
     most_pairs,
     near_copies,
 )
-from rewards.modes import by_mode, check_shares
-from rewards.objects import normalise_label
-from rewards.published_matching import is_published, published_iou
+from mmrl.rewards.modes import by_mode, check_shares
+from mmrl.rewards.objects import normalise_label
+from mmrl.rewards.published_matching import is_published, published_iou
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -65,7 +66,7 @@ class Comparison:
     right_NM: Floats  # IoU where the labels are equal, else 0; copies merged
     plain_NM: Floats  # IoU, copies included
     bare_NM: Floats  # right_NM where only equal boxes count as copies: what metrics go by
-    copies: tuple[tuple[list[int], int], ...] = ()  # of rewards.matching.near_copies
+    copies: tuple[tuple[list[int], int], ...] = ()  # of mmrl.rewards.matching.near_copies
 
     @property
     def num_predicted(self) -> int:

@@ -3,7 +3,7 @@
 Dynamic IoU (V-Triune, "One RL to See Them All", reward_server/verify.py) asks for more precision as training goes on:
 with s = step / total_steps the threshold e is 0.85 while s <= 0.10, 0.95 while s <= 0.25, then 0.99.
 
-    python -c "from rewards.dynamic_iou import make_iou_reward as m; print(m('dynamic')((0,0,9,9), (0,0,10,9), 0.05))"
+    python -c "from mmrl.rewards.dynamic_iou import make_iou_reward as m; print(m('dynamic')((0,0,9,9), (0,0,10,9), 0.05))"
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.iou import box_giou, box_iou
+from mmrl.rewards.iou import box_giou, box_iou
 
 __all__ = ["AVERAGE_THRESHOLDS", "DYNAMIC_SCHEDULE", "IoUReward", "MODES", "make_iou_reward", "threshold_at"]
 

@@ -2,14 +2,14 @@
 
 Special tokens are escaped, the whole text must match, and no partial credit is paid (a tag alone earns nothing).
 
-    python -c "from rewards.format import format_reward; print(format_reward('<answer>[1, 2, 3, 4]</answer>'))"
+    python -c "from mmrl.rewards.format import format_reward; print(format_reward('<answer>[1, 2, 3, 4]</answer>'))"
 """
 from __future__ import annotations
 
 import re
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.parsing import ANSWER_FORMATS, MAX_TEXT_CHARS, strip_end_tokens
+from mmrl.rewards.parsing import ANSWER_FORMATS, MAX_TEXT_CHARS, strip_end_tokens
 
 __all__ = ["check_answer_format", "format_reward", "wrap_answer"]
 

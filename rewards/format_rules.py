@@ -22,7 +22,7 @@ All but the first are paid for texts whose answer cannot be read, too: their pap
 second block of a tag, which their lazy patterns let pass, and a block inside the thoughts earn nothing here. Each rule is linear
 in the length.
 
-    python -c "from rewards.format_rules import make_format_rule as m; print(m('easyvideo_r1')('<answer>B</answer>'))"
+    python -c "from mmrl.rewards.format_rules import make_format_rule as m; print(m('easyvideo_r1')('<answer>B</answer>'))"
 """
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.format import check_answer_format, format_reward
-from rewards.objects import parse_objects
-from rewards.parsing import MAX_TEXT_CHARS, json_once, strip_end_tokens
+from mmrl.rewards.format import check_answer_format, format_reward
+from mmrl.rewards.objects import parse_objects
+from mmrl.rewards.parsing import MAX_TEXT_CHARS, json_once, strip_end_tokens
 
 __all__ = ["FORMAT_RULES", "PAYS_UNREAD", "glue_spans", "make_format_rule"]
 

@@ -1,7 +1,7 @@
 """Where to click: one point out of an answer text, and what it earns against the element's box.
 
 A point is written `[x, y]`, `(x, y)`, `{"point_2d": [x, y]}`, `{"coordinate": [x, y]}` or `<|box_start|>(x,y)<|box_end|>`;
-a box in a spelling of rewards.parsing stands for its centre. Exactly one: several points are a failure, not a choice.
+a box in a spelling of mmrl.rewards.parsing stands for its centre. Exactly one: several points are a failure, not a choice.
 
     inside     1 in the element's box, its edges included (ScreenSpot's rule)
     gaussian   GUI-G2: exp(-1/2 [(dx/sx)^2 + (dy/sy)^2]) of the centres, and exp(-Bhattacharyya distance) of the boxes
@@ -10,7 +10,7 @@ a box in a spelling of rewards.parsing stands for its centre. Exactly one: sever
 
 Without truth, `region_votes` pays agreement among the answers of one group (GUI-RCPO).
 
-    python -c "from rewards.gui import parse_point; print(parse_point('{\"point_2d\": [12, 30]}'))"
+    python -c "from mmrl.rewards.gui import parse_point; print(parse_point('{\"point_2d\": [12, 30]}'))"
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError
-from rewards.modes import by_mode
-from rewards.parsing import MAX_ANSWER_CHARS, MAX_COORDINATE, Box, json_once, parse_boxes, strip_fence
+from mmrl.rewards.modes import by_mode
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS, MAX_COORDINATE, Box, json_once, parse_boxes, strip_fence
 
 __all__ = [
     "MODES", "Point", "PointParse", "PointReward", "bhattacharyya", "centre", "in_box", "make_point_reward", "parse_point",

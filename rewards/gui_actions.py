@@ -10,7 +10,8 @@ as the right place and the right text is a `MatchRule`; published ones have name
     os_atlas    14 % around the target, on both axes; texts by their first word
     odyssey     GUI-Odyssey: in the box or within 14 %; texts that contain each other or are half alike
 
-    python -c "from rewards.gui_actions import parse_action as p; print(p('{\"action\": \"tap\", \"point\": [3, 4]}', 'mobile'))"
+    python -c "from mmrl.rewards.gui_actions import parse_action as p; \
+      print(p('{\"action\": \"tap\", \"point\": [3, 4]}', 'mobile'))"
 """
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.gui import Point, centre, in_box, place_of
-from rewards.parsing import MAX_ANSWER_CHARS, Box, json_once, strip_fence
+from mmrl.rewards.gui import Point, centre, in_box, place_of
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS, Box, json_once, strip_fence
 
 __all__ = [
     "ARGUMENTS", "Action", "ActionParse", "Match", "MatchRule", "RULES", "SPACES", "action_from", "action_name",
@@ -270,7 +271,7 @@ RULES: Mapping[str, MatchRule] = {
     "gui_r1": MatchRule("strictly_inside", 140.0, None, False, text="f1", checked=("text", "direction")),
     "os_atlas": MatchRule("radius", 140.0, (1000.0, 1000.0), text="first_word"),
     "odyssey": MatchRule("inside_or_radius", 0.14, text="containment", checked=("text", "direction")),
-    # rules of the papers' evaluation scripts, used by tasks.metrics.gui
+    # rules of the papers' evaluation scripts, used by mmrl.tasks.metrics.gui
     "gui_r1_benchmark": MatchRule("radius", 0.14, inclusive=False, around="corner", text="f1",
                                   checked=("text", "app", "direction")),
     "ui_r1_benchmark": MatchRule("radius", 0.14 * 1080, (1080.0, 2400.0), False, checked=()),

@@ -3,7 +3,7 @@
 Boxes are (x1, y1, x2, y2) floats in one common frame; areas are (x2 - x1) * (y2 - y1) without any +1. A degenerate box
 (x2 <= x1, y2 <= y1, or not finite) has IoU 0 with everything and never raises.
 
-    python -c "from rewards.iou import box_iou; print(box_iou((0, 0, 2, 2), (1, 0, 3, 2)))"
+    python -c "from mmrl.rewards.iou import box_iou; print(box_iou((0, 0, 2, 2), (1, 0, 3, 2)))"
 """
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ Each is a factory(**parameters) -> part(prediction, sample, ctx); see `PARTS`. L
 (ctx.num_tokens). A part whose paper leaves [0, 1] declares its range in `low` and `high`. Note for those: a text without
 a readable answer earns 0 in every part, which is more than a penalty; give the format or accuracy part a larger weight.
 
-    python -c "from rewards.lengths import PARTS; print(sorted(PARTS))"
+    python -c "from mmrl.rewards.lengths import PARTS; print(sorted(PARTS))"
 """
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl.errors import ConfigError, DataError
+from mmrl.rewards.process import process
+from mmrl.rewards.router import PartFactory
+from mmrl.rewards.text import check_names, check_number, words
 from mmrl.types import RewardContext, Sample
-from rewards.process import process
-from rewards.router import PartFactory
-from rewards.text import check_names, check_number, words
 
 __all__ = ["PARTS", "FormPart", "cosine_value", "overlong_penalty", "repeated_share"]
 
@@ -141,7 +141,7 @@ def length_window(low: int = 320, high: int = 512) -> FormPart:
 def repeated_share(text: str, ngram: int, unit: str = "word") -> float:
     """1 - different n-grams / all n-grams of a text, in [0, 1); 0 for a text shorter than one n-gram. Linear time.
 
-    unit 'word' counts words in lower case (rewards.text.words), 'char' characters. Looks at the last 16,384 characters.
+    unit 'word' counts words in lower case (mmrl.rewards.text.words), 'char' characters. Looks at the last 16,384 characters.
     """
     tail = text[-_SEEN_CHARS:].lower()
     units: Sequence[str] = words(tail) if unit == "word" else tail

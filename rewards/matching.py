@@ -4,7 +4,7 @@ Both maximise; a pair with similarity 0 is never made. Copies of one prediction 
 holds twins as well: equal ones by `forbid_copies`, nearly equal boxes by `near_copies` and `merge_copies`, so that
 repeating a box, moved by a pixel or not, earns what its best copy earns.
 
-    python -c "from rewards.matching import hungarian_pairs; print(hungarian_pairs([[0.9, 0.8], [0.7, 0.0]]))"
+    python -c "from mmrl.rewards.matching import hungarian_pairs; print(hungarian_pairs([[0.9, 0.8], [0.7, 0.0]]))"
 """
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 r"""Do two mathematical expressions mean the same? math-verify, gold first, behind a deadline; plain numbers cost microseconds.
 
 Three steps, the first that decides wins: equal texts; two plain numbers, compared in this process; sympy in a process
-that is killed after `deadline_s` (rewards.verifier_pool). Decimal numbers are equal to a millionth of the truth
+that is killed after `deadline_s` (mmrl.rewards.verifier_pool). Decimal numbers are equal to a millionth of the truth
 (`close_values`), so that 0 is no small truth; 50% is both 50 and 0.5 to a truth without the sign. Texts go through
 latex2sympy's LaTeX grammar only: the plain expressions of math-verify's own extraction would be given to sympy's
 parse_expr, which is Python's eval.
 
-    python -c "from rewards.math_expression import verify_expression; print(verify_expression(r'\frac{1}{2}', '0.5'))"
+    python -c "from mmrl.rewards.math_expression import verify_expression; print(verify_expression(r'\frac{1}{2}', '0.5'))"
 """
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from mmrl.errors import RewardError
-from rewards.numeric import parse_number
-from rewards.verifier_pool import VerifierPool
+from mmrl.rewards.numeric import parse_number
+from mmrl.rewards.verifier_pool import VerifierPool
 
 __all__ = [
     "MAX_EXPRESSION_CHARS", "Expression", "MathVerdict", "close_values", "is_evaluated", "parse_expression", "shared_pool",
@@ -217,7 +217,7 @@ def _no_value(gold: str, predicted: str, number: _Number | None) -> str | None:
 
 @functools.cache
 def _pool(deadline_s: float) -> VerifierPool:
-    return VerifierPool("rewards.math_expression:verify_texts", deadline_s=deadline_s, probe=("2x", "x + x"))
+    return VerifierPool("mmrl.rewards.math_expression:verify_texts", deadline_s=deadline_s, probe=("2x", "x + x"))
 
 
 def shared_pool(deadline_s: float = 2.0) -> VerifierPool:

@@ -1,6 +1,6 @@
 """Rewards chosen by name: a table of factories, and one way of refusing a mode or a parameter that is not in it.
 
-    python -c "from rewards.modes import by_mode; print(by_mode('toy', {'power': lambda exponent=2: exponent}, 'power', {}))"
+    python -c "from mmrl.rewards.modes import by_mode; print(by_mode('toy', {'power': lambda exponent=2: exponent}, 'power', {}))"
 """
 from __future__ import annotations
 

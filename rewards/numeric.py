@@ -3,7 +3,7 @@
 `parse_number` reads the whole text as one number: 12, -3.5, .5, 1,234.5, 3/4, 1.5e3, and 12% where percent is declared.
 Words, several numbers ("3 or 4"), other scripts' digits, 1_000 and nan are failures. Every step is linear.
 
-    python -c "from rewards.numeric import mra, parse_number; print(parse_number('1,234.5'), mra(3, 4))"
+    python -c "from mmrl.rewards.numeric import mra, parse_number; print(parse_number('1,234.5'), mra(3, 4))"
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.parsing import MAX_ANSWER_CHARS
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS
 
 __all__ = [
     "Closeness", "MAX_NUMBER_CHARS", "NumberParse", "PERCENT", "is_division", "make_closeness", "mra", "parse_first_token",

@@ -1,4 +1,4 @@
-"""Answer text -> labelled boxes or points, by the strict rules of rewards.parsing, and no more than MAX_OBJECTS of them.
+"""Answer text -> labelled boxes or points, by the strict rules of mmrl.rewards.parsing, and no more than MAX_OBJECTS of them.
 
 Accepted are lists of objects, nothing beside them:
 
@@ -12,7 +12,7 @@ An element that cannot be read (a NaN, three numbers, no label) costs itself: th
 An answer that the length limit cut (`cut=True`, never for complete text) keeps its complete objects, found by walking
 the braces once, and says so. All of it is linear in the length, and nothing in the text is ever run.
 
-    python -c "from rewards.objects import parse_objects; print(parse_objects('[[1, 2, 3, 4]]', label='cat'))"
+    python -c "from mmrl.rewards.objects import parse_objects; print(parse_objects('[[1, 2, 3, 4]]', label='cat'))"
 """
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from rewards.parsing import MAX_COORDINATE, Box, load_json, number_list, strip_fence
-from rewards.reading.scanner import CLOSING, marks
+from mmrl.rewards.parsing import MAX_COORDINATE, Box, load_json, number_list, strip_fence
+from mmrl.rewards.reading.scanner import CLOSING, marks
 
 __all__ = [
     "LabelledBox", "MAX_OBJECTS", "MAX_OBJECT_CHARS", "ObjectError", "ObjectParse", "PointParse", "label_of",

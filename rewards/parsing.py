@@ -2,7 +2,7 @@
 
 Envelope: what stands in <think>...</think> never counts; outside it exactly one <answer>...</answer> must exist.
 Several answers, a nested or unclosed one, or an answer only inside the thoughts is a failure, so hedging never pays.
-Text after the answer does not change the answer (the format reward frowns on it, see rewards.format).
+Text after the answer does not change the answer (the format reward frowns on it, see mmrl.rewards.format).
 
 Boxes, anywhere four numbers are meant, in one of these spellings and nothing beside them:
 
@@ -11,7 +11,7 @@ Boxes, anywhere four numbers are meant, in one of these spellings and nothing be
 
 Model text is data: JSON, or Python's spelling of it rewritten as JSON; never eval. Every step is linear in the length.
 
-    python -c "from rewards.parsing import parse_boxes; print(parse_boxes('[1, 2, 3.5, 4]'))"
+    python -c "from mmrl.rewards.parsing import parse_boxes; print(parse_boxes('[1, 2, 3.5, 4]'))"
 """
 from __future__ import annotations
 

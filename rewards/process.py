@@ -8,7 +8,7 @@ costs D; each step of either side is used at least once. The reward is
 
 so the reference itself earns 1, a repeated step costs nothing and gains nothing, and a foreign step costs up to 1.
 
-    python -c "from rewards.process import dtw_similarity as d; print(d(['look left', 'count 3'], ['look left', 'count 3']))"
+    python -c "from mmrl.rewards.process import dtw_similarity as d; print(d(['look left', 'count 3'], ['look left', 'count 3']))"
 """
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.rewards.text import check_names, check_number, normalise, words
 from mmrl.types import RewardContext, Sample
-from rewards.text import check_names, check_number, normalise, words
 
 __all__ = ["DISTANCES", "dtw_similarity", "process", "reasoning_steps", "split_steps"]
 

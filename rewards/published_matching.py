@@ -6,9 +6,9 @@
                  largest IoU is credited to the last boxes of both lists
     by_truth     V-Triune iou_max_label_first: each truth in turn takes the most similar box of its label that is left
 
-Repeated boxes are matched like any others. mmrl's own rules (`mended`) do none of this, see rewards.detection.
+Repeated boxes are matched like any others. mmrl's own rules (`mended`) do none of this, see mmrl.rewards.detection.
 
-    python -c "import numpy; from rewards.published_matching import published_iou as p; help(p)"
+    python -c "import numpy; from mmrl.rewards.published_matching import published_iou as p; help(p)"
 """
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ spaCy's word vectors; here it is `word_overlap`, which needs no model and agrees
 There the shares are over the truth alone, so that a flood of nodes or relations is free: `over='truth'` gives that number. By
 default they are over the larger side, and a relation given twice counts twice there and once as found.
 
-    python -c "from rewards.r1_sgg import make_r1_sgg as m; print(m())"
+    python -c "from mmrl.rewards.r1_sgg import make_r1_sgg as m; print(m())"
 """
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.iou import pairwise_giou, pairwise_iou
-from rewards.matching import most_pairs
-from rewards.objects import normalise_label
-from rewards.scene_graph import Graph, word_overlap
+from mmrl.rewards.iou import pairwise_giou, pairwise_iou
+from mmrl.rewards.matching import most_pairs
+from mmrl.rewards.objects import normalise_label
+from mmrl.rewards.scene_graph import Graph, word_overlap
 
 if TYPE_CHECKING:
     import numpy.typing as npt

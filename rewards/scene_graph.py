@@ -7,10 +7,10 @@ label and IoU); an edge is right when both of its nodes are matched to the nodes
     r1_sgg_hard   share of true nodes and of true triplets found: equal words, IoU >= 0.5 (R1-SGG's hard recall)
     r1_sgg_soft   the same with partial credit: words in common and IoU (R1-SGG's soft variant; it compares embeddings)
 
-Nodes of one label that are nearly equal are matched as one node, as boxes are in rewards.detection.
+Nodes of one label that are nearly equal are matched as one node, as boxes are in mmrl.rewards.detection.
 R1-SGG's shares are over the truth only, so that a flood of nodes or edges is free. Here they are over the larger side.
 
-    python -c "from rewards.scene_graph import Graph, graph_metrics as m; print(m(Graph(()), Graph((('cat', (0, 0, 9, 9)),))))"
+    python -c "from mmrl.rewards.scene_graph import Graph, graph_metrics as m; print(m(Graph(()), Graph((('cat', (0, 0, 9, 9)),))))"
 """
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError
-from rewards.detection import compare
-from rewards.matching import forbid_copies, hungarian_pairs, matched_sum
-from rewards.modes import by_mode
-from rewards.objects import normalise_label
+from mmrl.rewards.detection import compare
+from mmrl.rewards.matching import forbid_copies, hungarian_pairs, matched_sum
+from mmrl.rewards.modes import by_mode
+from mmrl.rewards.objects import normalise_label
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -69,7 +69,7 @@ def _edge_gains(predicted: Graph, true: Graph, pairs: Mapping[int, tuple[int, fl
                 likeness: Callable[[str, str], float], copies: Sequence[tuple[list[int], int]] = ()) -> Floats:
     """(E, F): what each predicted edge earns as each true edge; copies of an edge earn nothing.
 
-    `copies` are the sets of nearly equal nodes that were matched as one (rewards.matching.near_copies).
+    `copies` are the sets of nearly equal nodes that were matched as one (mmrl.rewards.matching.near_copies).
     """
     wanted: dict[tuple[int, int], list[int]] = {}
     for f, (subject, _, target) in enumerate(true.edges):

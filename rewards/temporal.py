@@ -16,7 +16,7 @@ it, because then every end from the video's end on, however large, is worth the 
 For one span and one truth, union and matched are max(0, min(e) - max(s)) / (max(e) - min(s)), the rule of Charades-STA
 (jiyanggao/TALL, main.py, calculate_IoU).
 
-    python -c "from rewards.temporal import union_iou; print(union_iou([(1, 3), (2, 5)], [(2, 6)]))"
+    python -c "from mmrl.rewards.temporal import union_iou; print(union_iou([(1, 3), (2, 5)], [(2, 6)]))"
 """
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rewards.modes import by_mode
-from rewards.times import Span
+from mmrl.rewards.modes import by_mode
+from mmrl.rewards.times import Span
 
 __all__ = [
     "MODES", "SpanReward", "clip_spans", "has_length", "make_span_reward", "matched_iou", "merged", "near_iou", "span_iop",
@@ -82,7 +82,7 @@ def span_iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 def span_iop(predicted: Sequence[float], true: Sequence[float]) -> float:
     """Intersection over the length of the prediction, in [0, 1]; 0 when either has no length (NExT-GQA pays 1 for a
-    prediction without length inside the truth, see tasks.metrics.nextgqa)."""
+    prediction without length inside the truth, see mmrl.tasks.metrics.nextgqa)."""
     if not (has_length(predicted) and has_length(true)):
         return 0.0
     (s, e), (t, f) = predicted, true

@@ -11,7 +11,7 @@ is right, so that filling up an unread page with likely characters does not pay,
 `ned` and `anls` divide by the longer text: a wrong answer may gain a little from junk, a right one always loses.
 `contains` is the rule of OCRBench, made for evaluation: a text that names many answers hits, so it is no training reward.
 
-    python -c "from rewards.text import make_text_reward as m; print(m('ned')('hallo', ['hello', 'hi']))"
+    python -c "from mmrl.rewards.text import make_text_reward as m; print(m('ned')('hallo', ['hello', 'hi']))"
 """
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ was said, and rewards and metrics judge them. For keys of tracks a negative time
 What a number means (seconds, or a share of the duration) is declared by the task, never guessed; clock readings are always
 seconds. Model text is data: JSON, never eval. Every step is linear in the length.
 
-    python -c "from rewards.times import parse_spans; print(parse_spans('00:02.50 to 00:07.00'))"
+    python -c "from mmrl.rewards.times import parse_spans; print(parse_spans('00:02.50 to 00:07.00'))"
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.parsing import MAX_ANSWER_CHARS, load_json, strip_fence
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS, load_json, strip_fence
 
 __all__ = ["MAX_SPANS", "MAX_TIME", "SPAN_KEYS", "Span", "SpanParse", "parse_spans", "parse_time", "read_json", "spans_of"]
 

@@ -9,7 +9,7 @@ box is a 0, one easy frame cannot score 1, a box at a key nobody asked for earns
 A tube is a track with a time. `tube_viou` is the vIoU of VidSTG and HC-STVG: boxes count only inside both times, and the
 denominator is the union of both times, so that neither a tiny nor a huge time pays.
 
-    python -c "from rewards.tracks import parse_track; print(parse_track('{\"boxes\": {\"0\": [1, 2, 3, 4]}}'))"
+    python -c "from mmrl.rewards.tracks import parse_track; print(parse_track('{\"boxes\": {\"0\": [1, 2, 3, 4]}}'))"
 """
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rewards.iou import box_iou
-from rewards.parsing import MAX_COORDINATE, Box, number_list, strip_fence
-from rewards.times import SpanParse, parse_time, read_json, spans_of
+from mmrl.rewards.iou import box_iou
+from mmrl.rewards.parsing import MAX_COORDINATE, Box, number_list, strip_fence
+from mmrl.rewards.times import SpanParse, parse_time, read_json, spans_of
 
 __all__ = [
     "LEVELS", "MAX_BOXES", "MAX_TRACK_CHARS", "OVER", "TrackParse", "mean", "mean_iou", "parse_track", "success", "success_area",

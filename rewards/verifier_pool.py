@@ -4,11 +4,11 @@ A verifier is a module-level function of JSON values, named "module:function". I
 killed when it misses the deadline (not even a C loop that holds the GIL survives that) and started again. No SIGALRM,
 and no multiprocessing: reward workers are daemonic processes, which may have no multiprocessing children.
 
-    pool = VerifierPool("rewards.math_expression:verify_texts", deadline_s=2.0)
+    pool = VerifierPool("mmrl.rewards.math_expression:verify_texts", deadline_s=2.0)
     pool.call("1/2", "0.5")        # Verdict(value={...}, reason=None), or reason 'verifier_timeout', 'verifier_crash' ...
 
 Protocol: one JSON object per line. To the process {"id", "args"}; back {"id", "value"} or {"id", "error"}, and once
-{"ready": true} after the module is imported. Started as `python -m rewards.verifier_pool module:function`.
+{"ready": true} after the module is imported. Started as `python -m mmrl.rewards.verifier_pool module:function`.
 """
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Process(Program):
 
     def __init__(self, target: str) -> None:
         path = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH", "")])])
-        super().__init__([sys.executable, "-m", "rewards.verifier_pool", target], f"verifier {target}", cwd=_ROOT, errors=False,
+        super().__init__([sys.executable, "-m", "mmrl.rewards.verifier_pool", target], f"verifier {target}", cwd=_ROOT, errors=False,
                          environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": path})
         self.ready, self.number = False, 0
 
@@ -81,7 +81,7 @@ class _Process(Program):
             answer = {"failed": found}
         if not answer.get("ready"):
             raise RewardError(f"expected the verifier {target} to start within {START_TIMEOUT_S:g} s, found: "
-                              f"{answer.get('failed')}; run `{sys.executable} -m rewards.verifier_pool {target}` to see why")
+                              f"{answer.get('failed')}; run `{sys.executable} -m mmrl.rewards.verifier_pool {target}` to see why")
         self.ready = True
 
     def ask(self, args: tuple[Any, ...], limit_s: float) -> dict[str, Any]:

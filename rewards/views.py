@@ -5,7 +5,7 @@ measure needs no truth where words tell what a mirror does (left <-> right); whe
 truth flips, another object), an answer is consistent when it flips exactly as the truth does. A failed answer (None) is
 consistent with nothing.
 
-    python -c "from rewards.views import view_consistency; print(view_consistency(['left', 'above'], ['right', 'below']))"
+    python -c "from mmrl.rewards.views import view_consistency; print(view_consistency(['left', 'above'], ['right', 'below']))"
 """
 from __future__ import annotations
 

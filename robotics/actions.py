@@ -4,7 +4,7 @@
     indices_KA = codec.encode(actions_KA)            # what a policy learns to choose
     actions_CA = codec.decode(indices_KA)            # C = K * repeat control steps for the simulator
 
-    python -c "from robotics.actions import ActionCodec; print(ActionCodec((-1., -1.), (1., 1.), bins=5).decode([[0, 4]]))"
+    python -c "from mmrl.robotics.actions import ActionCodec; print(ActionCodec((-1., -1.), (1., 1.), bins=5).decode([[0, 4]]))"
 
 Two layouts of bins over [low, high]. "even" (default): `bins` cells of equal width, every index is its own action, an odd
 number has a centre in the middle. "openvla" (openvla/openvla, prismatic/vla/action_tokenizer.py): `bins` edges
@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
-from robotics.contract import ActionError, ActionSpace
+from mmrl.robotics.contract import ActionError, ActionSpace
 
 __all__ = ["OPENVLA_VOCABULARY", "ActionCodec", "ActionStatistics", "GripperConvention", "Layout", "openvla_indices",
            "openvla_logit_slice", "openvla_token_ids"]

@@ -27,7 +27,7 @@ class _Section(Section, BaseModel):
 
 
 class EnvConfig(_Section):
-    """Where the policy acts; see robotics.contract.EnvSpec.
+    """Where the policy acts; see mmrl.robotics.contract.EnvSpec.
 
     In a run of several processes (torchrun, accelerate launch: one per GPU) each has slots, workers and respawns of its own and
     plays its share of a step's train.prompts_per_step groups: 8 processes with slots 16 and workers 2 hold 128 simulators in 16
@@ -35,7 +35,7 @@ class EnvConfig(_Section):
     """
 
     suite: str = "tiny"
-    """tiny, maniskill, libero, robosuite, or module:Class of a robotics.contract.Simulator."""
+    """tiny, maniskill, libero, robosuite, or module:Class of a mmrl.robotics.contract.Simulator."""
     tasks: list[str] = Field(["push"], min_length=1)
     """Tasks of the suite: one policy for all, groups are drawn from them in turn."""
     horizon: int = Field(40, ge=1)
@@ -67,7 +67,7 @@ class EnvConfig(_Section):
 
 
 class ActionConfig(_Section):
-    """Action tokens; see robotics.actions.ActionCodec. A checkpoint brings its own, which these must not contradict."""
+    """Action tokens; see mmrl.robotics.actions.ActionCodec. A checkpoint brings its own, which these must not contradict."""
 
     bins: int = Field(33, ge=2, le=1000)
     """Tokens per action dimension."""
@@ -208,7 +208,7 @@ class EmbodiedConfig(RunConfig):
     of each; eval.limit counts held-out states."""
 
     critic_defaults: ClassVar[Mapping[str, Any]] = {}
-    rollout_source: ClassVar[str] = "robotics.episodes:EpisodeRollouts"
+    rollout_source: ClassVar[str] = "mmrl.robotics.episodes:EpisodeRollouts"
     overlaps_in_processes: ClassVar[bool] = True  # each has a whole policy, and waits for the others in between two steps
 
     env: EnvConfig = EnvConfig()

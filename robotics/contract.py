@@ -1,9 +1,9 @@
 """What the parts of the simulator bridge agree on: states, actions, observations, results, and what a simulator must do.
 
-    python -c "from robotics.contract import initial_states; print(initial_states('eval', 3))"
+    python -c "from mmrl.robotics.contract import initial_states; print(initial_states('eval', 3))"
 
 A `Simulator` is one environment inside a worker process: it steps, renders only when asked, and starts from any initial
-state the same way every time. `run_chunk` plays an action chunk on it; robotics.pool drives many of them. Importable
+state the same way every time. `run_chunk` plays an action chunk on it; mmrl.robotics.pool drives many of them. Importable
 without torch and without any simulator.
 
 Legend: A action dimensions, C control steps of a chunk, S proprioception values, H x W picture.
@@ -28,10 +28,10 @@ Split = Literal["train", "eval"]
 _EVAL_SEEDS = 1 << 30  # seeds from here on are held out: training never draws one
 
 SIMULATORS: dict[str, str] = {
-    "tiny": "robotics.tiny:TinySimulator",
-    "maniskill": "robotics.maniskill:ManiSkillSimulator",
-    "libero": "robotics.libero:LiberoSimulator",
-    "robosuite": "robotics.robosuite:RobosuiteSimulator",
+    "tiny": "mmrl.robotics.tiny:TinySimulator",
+    "maniskill": "mmrl.robotics.maniskill:ManiSkillSimulator",
+    "libero": "mmrl.robotics.libero:LiberoSimulator",
+    "robosuite": "mmrl.robotics.robosuite:RobosuiteSimulator",
 }
 """Suite name -> module:class, imported in the worker that needs it."""
 
@@ -216,7 +216,7 @@ def make_simulator(spec: EnvSpec) -> Simulator:
         raise ConfigError(f"suite {spec.suite}: expected a module {module}, found none") from error
     simulator = getattr(found, name)(spec)
     if not isinstance(simulator, Simulator):
-        raise ConfigError(f"suite {spec.suite}: expected {target} to be a robotics.contract.Simulator")
+        raise ConfigError(f"suite {spec.suite}: expected {target} to be a mmrl.robotics.contract.Simulator")
     return simulator
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from mmrl.metrics import update_metrics
+from mmrl.robotics.config import EmbodiedConfig
+from mmrl.robotics.source import Played, StepRecord
 from mmrl.training.learner import UpdateResult
-from robotics.config import EmbodiedConfig
-from robotics.source import Played, StepRecord
 
 __all__ = ["episode_row", "step_row"]
 

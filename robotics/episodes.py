@@ -2,7 +2,8 @@
 
     Trainer(load_embodied("configs/robot_tiny.yaml")).fit()          # mmrl.trainer's, as for prompts
 
-The schedule (serial, pipelined, async) is mmrl.pipeline's; what it rolls out is robotics.source, what trains mmrl.training.learner.
+The schedule (serial, pipelined, async) is mmrl.pipeline's; what it rolls out is mmrl.robotics.source, what trains
+mmrl.training.learner.
 
 Under torchrun or accelerate launch every process plays its share of a step's places with simulators and a policy of its own
 (env.slots and env.workers are of each process); gradients are summed once per optimizer step. Collective operations run in the
@@ -29,22 +30,22 @@ from mmrl.evaluation.evaluate import Evaluation
 from mmrl.metrics import peak_memory_gib
 from mmrl.pipeline import Outcome
 from mmrl.preflight import ALWAYS_MEASURED, Measured
+from mmrl.robotics.config import EmbodiedConfig, EnvConfig
+from mmrl.robotics.contract import make_simulator
+from mmrl.robotics.episode_rows import episode_row, step_row
+from mmrl.robotics.evaluate import HEADLINE, METRICS, evaluate_policy
+from mmrl.robotics.learning import robot_learner
+from mmrl.robotics.load import load_vla
+from mmrl.robotics.pool import EnvPool
+from mmrl.robotics.pool_types import PoolSettings
+from mmrl.robotics.ray_pool import RayWorkers
+from mmrl.robotics.rollout import Driver, Failure
+from mmrl.robotics.source import EpisodeSource, StepRecord, env_specs
+from mmrl.robotics.vla import VLAPolicy
 from mmrl.timeline import Timeline
 from mmrl.training.learner import Learner, UpdateResult
 from mmrl.training.rollouts import Opened, RolloutSource
 from mmrl.world import World
-from robotics.config import EmbodiedConfig, EnvConfig
-from robotics.contract import make_simulator
-from robotics.episode_rows import episode_row, step_row
-from robotics.evaluate import HEADLINE, METRICS, evaluate_policy
-from robotics.learning import robot_learner
-from robotics.load import load_vla
-from robotics.pool import EnvPool
-from robotics.pool_types import PoolSettings
-from robotics.ray_pool import RayWorkers
-from robotics.rollout import Driver, Failure
-from robotics.source import EpisodeSource, StepRecord, env_specs
-from robotics.vla import VLAPolicy
 
 __all__ = ["EpisodeRollouts", "own_gpu", "pool_settings"]
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from mmrl.evaluation.evaluate import Evaluation
 from mmrl.evaluation.stats import describe, macro_estimate
+from mmrl.robotics.config import EmbodiedConfig
+from mmrl.robotics.contract import EnvSpec, InitialState, initial_states
+from mmrl.robotics.rollout import Driver, GroupRequest
+from mmrl.robotics.source import env_specs, states_of
 from mmrl.types import Rollout, Sample
 from mmrl.versions import versions
 from mmrl.world import World
-from robotics.config import EmbodiedConfig
-from robotics.contract import EnvSpec, InitialState, initial_states
-from robotics.rollout import Driver, GroupRequest
-from robotics.source import env_specs, states_of
 
 __all__ = ["HEADLINE", "METRICS", "EvalPlan", "describe_states", "evaluate_policy", "held_out_states",
            "simulator_versions", "write_video"]
@@ -58,7 +58,7 @@ class EvalPlan:
 def describe_states(spec: EnvSpec, states: Sequence[InitialState]) -> str:
     """Which initial states, in words: rows of an init file, or how many of the held-out split."""
     if spec.suite == "libero":
-        from robotics.libero import describe_rows
+        from mmrl.robotics.libero import describe_rows
 
         return describe_rows(states)
     return f"held out: {len(states)} of split {states[0].split}, from seed {states[0].seed}" if states else "none"

@@ -5,10 +5,10 @@
 
     mmrl eval --policy-command "..." --suite libero_spatial --protocol openvla_oft
 
-Any program that speaks the messages described in robotics.openvla_server can be that policy: it says hello with its versions and
-what it needs (cameras, proprioception), and answers each batch of observations with action chunks. For robotics.rollout.Driver it
-behaves as a VLAPolicy does; it cannot be trained. A process that dies, hangs or answers nonsense is ended, with its whole group,
-and the error says what was expected and how its stderr ends.
+Any program that speaks the messages described in mmrl.robotics.openvla_server can be that policy: it says hello with its versions
+and what it needs (cameras, proprioception), and answers each batch of observations with action chunks. For
+mmrl.robotics.rollout.Driver it behaves as a VLAPolicy does; it cannot be trained. A process that dies, hangs or answers nonsense is
+ended, with its whole group, and the error says what was expected and how its stderr ends.
 
 Legend: B observations, K action steps of a chunk, A action dimensions, C control steps.
 """
@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mmrl.errors import ConfigError, MMRLError
+from mmrl.robotics.contract import ActionError, Observation
+from mmrl.robotics.openvla_server import FRAME, lengths, pack, unpack
 from mmrl.workers.process import END_S, ChildError
 from mmrl.workers.program import Program
-from robotics.contract import ActionError, Observation
-from robotics.openvla_server import FRAME, lengths, pack, unpack
 
 __all__ = ["ExternalChoice", "ExternalCodec", "ExternalPolicy", "ExternalSettings", "PolicyError", "PolicyFacts"]
 
@@ -58,7 +58,7 @@ class ExternalSettings:
 
 @dataclass(frozen=True)
 class ExternalChoice:
-    """One decision, (K, A) control steps. The other fields are those of robotics.vla.Choice, of which nothing is known."""
+    """One decision, (K, A) control steps. The other fields are those of mmrl.robotics.vla.Choice, of which nothing is known."""
 
     actions_KA: np.ndarray
     tokens: tuple[int, ...] = ()

@@ -8,12 +8,12 @@ from mmrl.algorithms import GAESettings, PPOSettings, ReturnSettings, return_par
 from mmrl.credit import Credit
 from mmrl.engines import TrainEngine
 from mmrl.group_rewards import passes_filter, score_of
+from mmrl.robotics.config import EmbodiedConfig
+from mmrl.robotics.vla import VLAPolicy
 from mmrl.training.critic import CriticAdvantages, CriticLoss
 from mmrl.training.learner import AdvantageEstimator, Learner
 from mmrl.types import Rollout, RolloutGroup, Score
 from mmrl.world import World
-from robotics.config import EmbodiedConfig
-from robotics.vla import VLAPolicy
 
 __all__ = ["critic_advantages", "most_tokens", "return_settings", "robot_learner", "scored", "teaches"]
 

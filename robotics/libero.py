@@ -1,8 +1,8 @@
 """LIBERO as a simulator: suites spatial, object, goal, 10 and 90, every recorded initial state, pictures as the protocols see them.
 
     MUJOCO_GL=osmesa python -c "
-    from robotics.contract import EnvSpec, make_simulator
-    from robotics.libero import libero_states
+    from mmrl.robotics.contract import EnvSpec, make_simulator
+    from mmrl.robotics.libero import libero_states
     sim = make_simulator(EnvSpec('libero', 'libero_object/2', horizon=280, image_size=128, cameras=('base', 'wrist')))
     sim.reset(libero_states('libero_object/2', 'eval')[0]); print(sim.observe().instruction, sim.versions())"
 
@@ -26,9 +26,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError, MissingExtraError, did_you_mean
-from robotics.contract import EnvSpec, InitialState, Split
-from robotics.libero_assets import INSTALL, Assets, find_assets, init_states, libero_folder, write_config
-from robotics.robosuite import ArmSimulator, _seeded
+from mmrl.robotics.contract import EnvSpec, InitialState, Split
+from mmrl.robotics.libero_assets import INSTALL, Assets, find_assets, init_states, libero_folder, write_config
+from mmrl.robotics.robosuite import ArmSimulator, _seeded
 
 __all__ = ["EVAL_ROWS", "SUITES", "TRAIN_ROWS", "LiberoSimulator", "describe_rows", "libero_states", "libero_tasks", "resolve_task"]
 
@@ -172,7 +172,7 @@ class LiberoSimulator(ArmSimulator):
             assets = find_assets(self.option("assets"))
             if assets.kind == "stand-in" and self.suite != "libero_object":
                 raise MissingExtraError(f"{self.suite} needs LIBERO's official meshes, which are not on this machine (stand-ins "
-                                        "cover libero_object). With a network: python -m robotics.libero_assets download FOLDER, "
+                                        "cover libero_object). With a network: python -m mmrl.robotics.libero_assets download FOLDER, "
                                         "then set MMRL_LIBERO_ASSETS=FOLDER")
             self._assets = assets
         return self._assets
@@ -244,7 +244,7 @@ class LiberoSimulator(ArmSimulator):
         """Picks the object of the goal up and puts it into the basket; for libero_object."""
         if self.suite != "libero_object":
             return super().expert(rng, noise)
-        from robotics.libero_experts import BasketExpert
+        from mmrl.robotics.libero_experts import BasketExpert
 
         return BasketExpert(self, rng, noise)
 

@@ -1,10 +1,10 @@
 """Where LIBERO's meshes, textures and recorded initial states come from, without questions asked and without pickles run.
 
-    python -m robotics.libero_assets stand-ins            # write our own shapes, print the folder
-    python -m robotics.libero_assets download ~/libero    # fetch the official meshes (needs a network)
+    python -m mmrl.robotics.libero_assets stand-ins            # write our own shapes, print the folder
+    python -m mmrl.robotics.libero_assets download ~/libero    # fetch the official meshes (needs a network)
 
 The LIBERO packages hold task files and initial states but no meshes. Official ones come from a folder (option `assets`,
-$MMRL_LIBERO_ASSETS, the package's own folder or its download cache); otherwise robotics.libero_standins provides shapes
+$MMRL_LIBERO_ASSETS, the package's own folder or its download cache); otherwise mmrl.robotics.libero_standins provides shapes
 of ours that have the same names, so that libero_object runs anywhere. Results on stand-ins are no LIBERO scores.
 Everything written lies under $MMRL_CACHE (default ~/.cache/mmrl), appears in one rename, and may be written by many
 processes at once. Importable without LIBERO.
@@ -117,7 +117,7 @@ def _write_text(path: Path, text: str) -> None:
 def find_assets(wanted: str | os.PathLike[str] = "auto") -> Assets:
     """The assets to use. `wanted`: 'auto' (official where they are found, else stand-ins), 'official', 'stand-in' or a folder
     with official assets. Never downloads. Raises MissingExtraError when official ones are wanted and not there."""
-    from robotics.libero_standins import stand_ins
+    from mmrl.robotics.libero_standins import stand_ins
 
     wanted = os.fspath(wanted)
     if wanted == "stand-in":
@@ -132,7 +132,7 @@ def find_assets(wanted: str | os.PathLike[str] = "auto") -> Assets:
             return Assets(folder, "official")
     if wanted == "official":
         raise MissingExtraError("LIBERO's official meshes are not on this machine. With a network: python -m "
-                                "robotics.libero_assets download FOLDER, then set MMRL_LIBERO_ASSETS=FOLDER (585 files, 206 MB)")
+                                "mmrl.robotics.libero_assets download FOLDER, then set MMRL_LIBERO_ASSETS=FOLDER (585 files, 206 MB)")
     return Assets(stand_ins(), "stand-in")
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from mmrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from robotics.libero import LiberoSimulator
-    from robotics.robosuite import ArmSimulator
+    from mmrl.robotics.libero import LiberoSimulator
+    from mmrl.robotics.robosuite import ArmSimulator
 
 __all__ = ["BasketExpert", "LiftExpert"]
 

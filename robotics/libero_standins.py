@@ -1,6 +1,6 @@
 """Shapes of ours with the names of LIBERO's: what the ten libero_object tasks need, built from boxes and cylinders.
 
-    python -c "from robotics.libero_standins import stand_ins; print(stand_ins())"
+    python -c "from mmrl.robotics.libero_standins import stand_ins; print(stand_ins())"
 
 Groceries have roughly the size and colour their names suggest, rest upright in the poses of LIBERO's recorded initial
 states, and fit between the gripper's fingers. Good for testing a pipeline end to end and for learning to act; never for a LIBERO
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from robotics.libero_assets import cache_root, publish_folder
+from mmrl.robotics.libero_assets import cache_root, publish_folder
 
 __all__ = ["GROCERIES", "Grocery", "stand_in_files", "stand_ins"]
 

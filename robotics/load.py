@@ -16,10 +16,10 @@ from mmrl.finite import check_loaded
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.loading import load_policy
 from mmrl.policy.value_head import ValueHead
-from robotics.actions import ActionCodec, ActionStatistics
-from robotics.config import EmbodiedConfig, VLAConfig
-from robotics.contract import ActionSpace
-from robotics.vla import VLAPolicy, add_action_tokens
+from mmrl.robotics.actions import ActionCodec, ActionStatistics
+from mmrl.robotics.config import EmbodiedConfig, VLAConfig
+from mmrl.robotics.contract import ActionSpace
+from mmrl.robotics.vla import VLAPolicy, add_action_tokens
 
 __all__ = ["codec_for", "load_vla", "read_description"]
 

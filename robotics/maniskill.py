@@ -1,7 +1,7 @@
 """ManiSkill 3 tasks as simulators of the bridge: physics on the CPU, pictures only when asked for.
 
     python -c "
-    from robotics.contract import EnvSpec, initial_states, make_simulator, run_chunk
+    from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator, run_chunk
     simulator = make_simulator(EnvSpec('maniskill', 'PushCube-v1', horizon=50))
     simulator.reset(initial_states('eval', 1)[0])
     print(run_chunk(simulator, [[1, 0, 0, 0, 0, 0, -1]] * 8).observation.proprio)"
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
-from robotics.contract import (
+from mmrl.robotics.contract import (
     ActionError,
     ActionSpace,
     EnvSpec,
@@ -37,7 +37,7 @@ from robotics.contract import (
     StepResult,
     check_actions,
 )
-from robotics.maniskill_build import (
+from mmrl.robotics.maniskill_build import (
     RENDER_VARIABLE,
     REWARDS,
     check_assets,
@@ -186,8 +186,8 @@ class ManiSkillSimulator(Simulator):
         self._env, self._space, self._ended = None, None, True
 
     def expert(self, rng: np.random.Generator, noise: float = 0.0) -> Any:
-        """A scripted expert (robotics.maniskill_experts) for the episode just reset."""
-        from robotics.maniskill_experts import EXPERTS, Expert
+        """A scripted expert (mmrl.robotics.maniskill_experts) for the episode just reset."""
+        from mmrl.robotics.maniskill_experts import EXPERTS, Expert
 
         if self.spec.task not in EXPERTS:
             return super().expert(rng, noise)

@@ -1,6 +1,6 @@
 """What has to be known before a ManiSkill environment is built: task, robot, files, reward and what renders.
 
-    python -c "from robotics.maniskill_build import render_backend_of; print(render_backend_of('auto'))"
+    python -c "from mmrl.robotics.maniskill_build import render_backend_of; print(render_backend_of('auto'))"
 
 ManiSkill itself asks on the terminal for files it misses, and a broken Vulkan driver can end the process: both are found here
 first and raised as errors that name the mend.

@@ -2,7 +2,7 @@
 
     python -c "
     import numpy as np
-    from robotics.contract import EnvSpec, initial_states, make_simulator
+    from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator
     simulator = make_simulator(EnvSpec('maniskill', 'PickCube-v1', 100, options={'render_backend': 'none'}))
     simulator.reset(initial_states('eval', 1)[0])
     expert = simulator.expert(np.random.default_rng(0), noise=0.1)
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from robotics.contract import ActionSpace
+from mmrl.robotics.contract import ActionSpace
 
 __all__ = ["EXPERTS", "Expert", "Goal"]
 

@@ -3,8 +3,8 @@
     envs/openvla/bin/python robotics/openvla_server.py --checkpoint openvla/openvla-7b-finetuned-libero-spatial
     envs/oft/bin/python robotics/openvla_server.py --oft --checkpoint moojink/openvla-7b-oft-finetuned-libero-spatial
 
-`mmrl eval --policy-command "..."` starts it (robotics.external). It answers observations on stdin with action chunks on stdout,
-executed units and gripper: +1 closes, -1 opens. Needed there: torch 2.2, transformers 4.40.1 (--oft: the fork
+`mmrl eval --policy-command "..."` starts it (mmrl.robotics.external). It answers observations on stdin with action chunks on
+stdout, executed units and gripper: +1 closes, -1 opens. Needed there: torch 2.2, transformers 4.40.1 (--oft: the fork
 moojink/transformers-openvla-oft, with attention in both directions, and the package of moojink/openvla-oft), tokenizers 0.19.1,
 timm 0.9.10, 0.9.11, 0.9.12 or 0.9.16, PIL. Everything else is refused before weights are read: with other versions these
 checkpoints load and act wrongly (openvla-oft issues 5, 12, 135: 52 % instead of 98 %).
@@ -323,7 +323,7 @@ class OpenVLA:
         return module.to(self.torch.bfloat16).to(self.device).eval()
 
     def hello(self) -> dict[str, Any]:
-        """Versions, and what robotics.external must know."""
+        """Versions, and what mmrl.robotics.external must know."""
         packages = ("torch", "transformers", "tokenizers", "timm", "numpy", "pillow")
         image = {"jpeg": True, "resize": "lanczos", "side": _SIDE, "center_crop_area": _CROP}
         policy = {"chunk": self.chunk, "action_dim": self.dim, "bins": 0 if self.head is not None else 256, "cameras": self.cameras,

@@ -1,6 +1,6 @@
 """Many simulators in worker processes, driven asynchronously; a worker that dies or hangs costs its episodes, not the run.
 
-    from robotics.contract import EnvSpec, initial_states
+    from mmrl.robotics.contract import EnvSpec, initial_states
     with EnvPool(8, workers=2) as pool:
         pool.reset(0, EnvSpec("tiny", "push", 24), initial_states("train", 1)[0])
         for reply in pool.ready(): print(reply.slot, reply.observation.instruction)
@@ -24,10 +24,10 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl.errors import ConfigError
-from robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
-from robotics.pool_process import LocalWorkers, Pending, WorkerHandle, Workers
-from robotics.pool_types import ErrorCause, PoolError, PoolSettings, PoolStats, Reply, SlotState
-from robotics.worker import Answer, Command, Facts
+from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
+from mmrl.robotics.pool_process import LocalWorkers, Pending, WorkerHandle, Workers
+from mmrl.robotics.pool_types import ErrorCause, PoolError, PoolSettings, PoolStats, Reply, SlotState
+from mmrl.robotics.worker import Answer, Command, Facts
 
 __all__ = ["EnvPool", "PoolError", "PoolSettings", "PoolStats", "Reply"]
 

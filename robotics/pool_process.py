@@ -1,10 +1,10 @@
 """Workers as their pool sees them: what starts one, what it owes, how it ended; and the local kind, a process of this machine.
 
-    python -c "from robotics.pool_process import ONE_THREAD; print(ONE_THREAD)"
+    python -c "from mmrl.robotics.pool_process import ONE_THREAD; print(ONE_THREAD)"
 
 Started as a fresh interpreter, never forked, and without importing the parent's main module again: a worker that draws
-pictures does not load what trains. Workers on other machines are robotics.ray_pool's: both are WorkerHandles, and the pool knows
-no more of them.
+pictures does not load what trains. Workers on other machines are mmrl.robotics.ray_pool's: both are WorkerHandles, and the pool
+knows no more of them.
 """
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.robotics.worker import Answer, Area, Command
 from mmrl.workers.program import Program
 from mmrl.workers.spawned import MessageError, read_message
-from robotics.worker import Answer, Area, Command
 
 __all__ = ["ONE_THREAD", "LocalWorkers", "Pending", "WorkerHandle", "WorkerProcess", "Workers", "memory_fd"]
 
@@ -146,7 +146,7 @@ class WorkerProcess(WorkerHandle):
         self.connection, child = Pipe()
         fds = {slot: area.fd for slot, area in areas.items()}
         plan = {"parent": os.getpid(), "areas": fds, "hard_gib": hard_gib}
-        code = (f"import sys; sys.path[:] = {list(sys.path if path is None else path)!r}; from robotics.worker import main; "
+        code = (f"import sys; sys.path[:] = {list(sys.path if path is None else path)!r}; from mmrl.robotics.worker import main; "
                 f"main({child.fileno()}, {plan!r})")
         try:
             self.program = Program([sys.executable, "-c", code], "simulator worker", talk=False, group=True,

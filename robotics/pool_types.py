@@ -1,6 +1,6 @@
-"""What goes into and comes out of robotics.pool: its limits, replies, counters and errors.
+"""What goes into and comes out of mmrl.robotics.pool: its limits, replies, counters and errors.
 
-    python -c "from robotics.pool import PoolSettings; print(PoolSettings(step_s=20, memory_gib=4))"
+    python -c "from mmrl.robotics.pool import PoolSettings; print(PoolSettings(step_s=20, memory_gib=4))"
 """
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmrl.errors import ConfigError, MMRLError
-from robotics.contract import ChunkResult, Observation
+from mmrl.robotics.contract import ChunkResult, Observation
 
 __all__ = ["ErrorCause", "PoolError", "PoolSettings", "PoolStats", "Reply", "SlotState"]
 

@@ -5,7 +5,7 @@
     picture = protocol.picture(picture_HWC)   # the image path: jpeg, resize, crop
     results["protocol"] = protocol.describe()
 
-    python -c "from robotics.protocols import protocol_of; print(protocol_of('rlinf').describe())"
+    python -c "from mmrl.robotics.protocols import protocol_of; print(protocol_of('rlinf').describe())"
 
 Numbers of different protocols are not comparable: lerobot gives libero_spatial 280 steps, openvla_oft 220, simplevla_rl 512;
 simplevla_rl and rlinf evaluate on initial states that their RL trained on. Where a project's documents leave something open, the
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from robotics.actions import GripperConvention
-from robotics.contract import ActionError
+from mmrl.robotics.actions import GripperConvention
+from mmrl.robotics.contract import ActionError
 
 __all__ = ["PROTOCOLS", "ImagePath", "Protocol", "center_crop", "jpeg", "protocol_of", "resize", "resize_with_pad", "rotate180"]
 
@@ -154,7 +154,7 @@ class Protocol:
         return self.max_steps[suite]
 
     def picture(self, picture_HWC: np.ndarray, *, rotated: bool = False) -> np.ndarray:
-        """The picture as this project's policies see it. `rotated`: it already was, as robotics.libero's pictures are."""
+        """The picture as this project's policies see it. `rotated`: it already was, as mmrl.robotics.libero's pictures are."""
         return self.image(rotate180(picture_HWC) if self.rotate and not rotated else picture_HWC)
 
     def describe(self) -> dict[str, Any]:

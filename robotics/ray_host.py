@@ -3,7 +3,7 @@
     host = cluster.start("simulators", 0, SimulatorHost, 0, code_paths())
     hello = ray.get(host.hello.remote(0, (0, 2), 0.0, {}))
 
-The simulators themselves run in a process of their own, started as on a trainer's machine (robotics.pool_process) when `hello`
+The simulators themselves run in a process of their own, started as on a trainer's machine (mmrl.robotics.pool_process) when `hello`
 is called: whatever crashes, hangs or fills memory there is told in the same words, with its Python stack and the end of its
 stderr, and the actor outlives it. Without torch, as the worker itself.
 """
@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from robotics.contract import EnvSpec
-from robotics.pool_process import WorkerProcess, memory_fd
-from robotics.worker import Answer, Area, Command
+from mmrl.robotics.contract import EnvSpec
+from mmrl.robotics.pool_process import WorkerProcess, memory_fd
+from mmrl.robotics.worker import Answer, Area, Command
 
 __all__ = ["Answered", "Ended", "Hello", "SimulatorHost", "boot_id"]
 

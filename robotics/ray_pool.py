@@ -4,7 +4,7 @@
         ...
 
 The pool's own rules stay: deadlines, the budget of respawns, what a loss costs. Here is only how a worker is reached: an actor
-(robotics.ray_host) holds its process on some node; commands are calls to it, pictures come through Ray's object store and are
+(mmrl.robotics.ray_host) holds its process on some node; commands are calls to it, pictures come through Ray's object store and are
 copied and freed when they are read. A process that dies is started again in its actor; a lost actor or node is a lost worker to
 the pool (cause crash), and another actor takes its place.
 """
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from mmrl.cluster.session import Cluster, code_paths, ending, stop_if_broken
-from robotics.pool_process import WorkerHandle, Workers
-from robotics.ray_host import Answered, Ended, Hello, SimulatorHost, boot_id
-from robotics.worker import Answer, Command
+from mmrl.robotics.pool_process import WorkerHandle, Workers
+from mmrl.robotics.ray_host import Answered, Ended, Hello, SimulatorHost, boot_id
+from mmrl.robotics.worker import Answer, Command
 
 __all__ = ["RayWorker", "RayWorkers"]
 

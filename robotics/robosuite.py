@@ -1,7 +1,7 @@
 """robosuite's own single-arm tasks as simulators, and what LIBERO (built on robosuite) shares with them.
 
     MUJOCO_GL=osmesa python -c "
-    from robotics.contract import EnvSpec, initial_states, make_simulator
+    from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator
     sim = make_simulator(EnvSpec('robosuite', 'Lift', horizon=100)); sim.reset(initial_states('train', 1)[0])
     print(sim.observe().images['base'].shape, sim.versions())"
 
@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError, MissingExtraError, did_you_mean
-from robotics.contract import ActionSpace, EnvSpec, InitialState, Observation, Simulator, StepResult, check_actions
+from mmrl.robotics.contract import ActionSpace, EnvSpec, InitialState, Observation, Simulator, StepResult, check_actions
 
 __all__ = ["ArmSimulator", "RobosuiteSimulator", "axis_angle", "choose_gl", "mujoco_warning"]
 
@@ -347,6 +347,6 @@ class RobosuiteSimulator(ArmSimulator):
         """For Lift only."""
         if self.spec.task != "Lift":
             return super().expert(rng, noise)
-        from robotics.libero_experts import LiftExpert
+        from mmrl.robotics.libero_experts import LiftExpert
 
         return LiftExpert(self, rng, noise)

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmrl.errors import ConfigError, NonFiniteError
+from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
+from mmrl.robotics.pool import EnvPool
+from mmrl.robotics.pool_types import PoolError, Reply
+from mmrl.robotics.vla import Choice, VLAPolicy
 from mmrl.stages import Stages
 from mmrl.timeline import Timeline
 from mmrl.types import Rollout, RolloutGroup, Sample, StopReason, Turn
-from robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
-from robotics.pool import EnvPool
-from robotics.pool_types import PoolError, Reply
-from robotics.vla import Choice, VLAPolicy
 
 __all__ = ["Closing", "Driver", "Ended", "Failure", "GroupRequest"]
 

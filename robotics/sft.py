@@ -23,11 +23,11 @@ from mmrl.errors import ConfigError
 from mmrl.optim import build_optimizer
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import within_budget
+from mmrl.robotics.config import EmbodiedConfig
+from mmrl.robotics.contract import Observation
+from mmrl.robotics.vla import VLAPolicy
 from mmrl.sft import supervised, supervised_step
 from mmrl.world import World
-from robotics.config import EmbodiedConfig
-from robotics.contract import Observation
-from robotics.vla import VLAPolicy
 
 __all__ = ["DemoEpisode", "DemoSteps", "clone"]
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from mmrl.algorithms import trainable
 from mmrl.pipeline import Closed
+from mmrl.robotics.config import EmbodiedConfig
+from mmrl.robotics.contract import EnvSpec, InitialState, Split, initial_states
+from mmrl.robotics.learning import return_settings, scored, teaches
+from mmrl.robotics.rollout import Closing, Driver, GroupRequest
 from mmrl.types import RolloutGroup
-from robotics.config import EmbodiedConfig
-from robotics.contract import EnvSpec, InitialState, Split, initial_states
-from robotics.learning import return_settings, scored, teaches
-from robotics.rollout import Closing, Driver, GroupRequest
 
 __all__ = ["EpisodeSource", "Played", "StepRecord", "env_specs", "states_of"]
 
@@ -36,7 +36,7 @@ def states_of(spec: EnvSpec, split: Split) -> list[InitialState] | None:
     """The recorded initial states of a split, or None where they come from seeds without end."""
     if spec.suite != "libero":
         return None
-    from robotics.libero import libero_states
+    from mmrl.robotics.libero import libero_states
 
     return libero_states(spec.task, split)
 

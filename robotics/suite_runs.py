@@ -17,19 +17,19 @@ from typing import Any, cast
 from mmrl.errors import MMRLError
 from mmrl.evaluation.evaluate import write_evaluation
 from mmrl.manifest import check_loadable
+from mmrl.robotics.config import EmbodiedConfig, EnvConfig
+from mmrl.robotics.episodes import pool_settings
+from mmrl.robotics.evaluate import EvalPlan, evaluate_policy
+from mmrl.robotics.external import ExternalPolicy
+from mmrl.robotics.load import load_vla, read_description
+from mmrl.robotics.pool import EnvPool
+from mmrl.robotics.rollout import Driver
+from mmrl.robotics.suite_table import RobotRow, failed_row, markdown, suite_row
+from mmrl.robotics.suites import ProtocolPolicy, RobotSuite, Setting, check_overrides, configure
+from mmrl.robotics.vla import VLAPolicy
 from mmrl.runlog import write_json
 from mmrl.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings
 from mmrl.versions import versions
-from robotics.config import EmbodiedConfig, EnvConfig
-from robotics.episodes import pool_settings
-from robotics.evaluate import EvalPlan, evaluate_policy
-from robotics.external import ExternalPolicy
-from robotics.load import load_vla, read_description
-from robotics.pool import EnvPool
-from robotics.rollout import Driver
-from robotics.suite_table import RobotRow, failed_row, markdown, suite_row
-from robotics.suites import ProtocolPolicy, RobotSuite, Setting, check_overrides, configure
-from robotics.vla import VLAPolicy
 
 __all__ = ["base_settings", "run_suites"]
 
@@ -45,7 +45,7 @@ def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str]
                   external: ExternalPolicy | None = None, *, trust_code: bool = False,
                   say: Callable[[str], None] = lambda line: None) -> EmbodiedConfig:
     """`config`, else what the settings of the checkpoint's run may say (mmrl.trust), with `overrides`, except for env: it is the
-    checkpoint's own, for robotics.suites.configure to put the overrides over each of the suites `chosen`.
+    checkpoint's own, for mmrl.robotics.suites.configure to put the overrides over each of the suites `chosen`.
 
     Raises ConfigError for an override that is wrong, or that is not for an evaluation.
     """

@@ -3,7 +3,7 @@
     row = suite_row("tiny_reach", suite, setting, results, limit=None)
     print(markdown([row], {"tiny_reach": suite}, "runs/robot/checkpoints/best"))
 
-robotics.suite_runs makes the results.
+mmrl.robotics.suite_runs makes the results.
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from robotics.suites import RobotSuite, Setting
+from mmrl.robotics.suites import RobotSuite, Setting
 
 __all__ = ["RobotRow", "failed_row", "markdown", "percent", "suite_row"]
 

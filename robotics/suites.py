@@ -3,7 +3,7 @@
     mmrl eval runs/robot/checkpoints/best --suite tiny_reach,maniskill_push --samples 4
     mmrl eval runs/libero/checkpoints/best --suite libero_object --protocol openvla_oft
 
-configs/robot_suites.yaml holds them. What a named protocol decides is taken from robotics.protocols; what was done otherwise
+configs/robot_suites.yaml holds them. What a named protocol decides is taken from mmrl.robotics.protocols; what was done otherwise
 (another chunk, an override) is listed with the result as `deviations`.
 """
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from mmrl.config import merge, parse_overrides
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.evaluation.suites import suites_tree
-from robotics.actions import ActionCodec
-from robotics.config import ActionConfig, EmbodiedConfig, EnvConfig, VLAConfig
-from robotics.contract import InitialState, Observation
-from robotics.external import ExternalCodec, ExternalPolicy
-from robotics.load import read_description
-from robotics.pool import EnvPool
-from robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
-from robotics.vla import Choice, VLAPolicy
+from mmrl.robotics.actions import ActionCodec
+from mmrl.robotics.config import ActionConfig, EmbodiedConfig, EnvConfig, VLAConfig
+from mmrl.robotics.contract import InitialState, Observation
+from mmrl.robotics.external import ExternalCodec, ExternalPolicy
+from mmrl.robotics.load import read_description
+from mmrl.robotics.pool import EnvPool
+from mmrl.robotics.protocols import LIBERO_SUITES, Protocol, protocol_of
+from mmrl.robotics.vla import Choice, VLAPolicy
 
 __all__ = ["ProtocolPolicy", "RobotBook", "RobotSuite", "Setting", "check_overrides", "configure", "is_robot_file",
            "load_robot_suites"]
@@ -217,7 +217,7 @@ def configure(base: EmbodiedConfig, suite: RobotSuite, *, protocol: str | None =
         deviations += [*_simulator_deviations(ruling, env, wanted), *_policy_deviations(ruling, codec),
                        *_picture_deviations(ruling, external)]
         deviations += [f"{count} trials instead of {ruling.trials}"] if count != ruling.trials else []
-        from robotics.libero import libero_states
+        from mmrl.robotics.libero import libero_states
 
         states = {task: libero_states(task, "eval", rows="all", count=count) for task in wanted["tasks"]}
     gallery = tree.get("eval", {}).get("gallery", 2 if len(wanted["tasks"]) <= 4 else 1)

@@ -1,9 +1,9 @@
 """A tiny deterministic simulator: a round arm on a table seen from above, pictures drawn with numpy, no GL.
 
-    python -c "from robotics.contract import *; s = make_simulator(EnvSpec('tiny', 'push', 24)); \
+    python -c "from mmrl.robotics.contract import *; s = make_simulator(EnvSpec('tiny', 'push', 24)); \
                s.reset(initial_states('eval', 1)[0]); print(s.observe().images['base'].shape, s.observe().instruction)"
 
-An episode takes milliseconds, so that whole training runs fit into tests. Tasks (see robotics.tiny_tasks): push, reach, pick.
+An episode takes milliseconds, so that whole training runs fit into tests. Tasks (see mmrl.robotics.tiny_tasks): push, reach, pick.
 The table is the square [-1, 1] x [-1, 1], x to the right and y up in the picture; the camera 'base' sees all of it, 'wrist'
 the surroundings of the arm. Actions are displacements of the arm in [-1, 1], 1 being `SPEED` units; pick has a gripper
 (1 opens, -1 closes, in two steps). proprio is the arm's place (and the gripper's width). The sparse reward is 1 in every step
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from robotics.contract import ActionSpace, EnvSpec, InitialState, Observation, Simulator, StepResult
-from robotics.tiny_tasks import SPEED, TASKS, ReachTask, TinyTask
+from mmrl.robotics.contract import ActionSpace, EnvSpec, InitialState, Observation, Simulator, StepResult
+from mmrl.robotics.tiny_tasks import SPEED, TASKS, ReachTask, TinyTask
 
 __all__ = ["SPEED", "Canvas", "TinySimulator"]
 

@@ -1,6 +1,6 @@
 """The tasks of the tiny simulator: what lies on the table, what the arm does to it, and what an expert would do next.
 
-    python -c "import numpy as np; from robotics.tiny_tasks import TASKS; t = TASKS['reach'](0.12); \
+    python -c "import numpy as np; from mmrl.robotics.tiny_tasks import TASKS; t = TASKS['reach'](0.12); \
                t.lay(np.random.default_rng(0)); print(t.instruction, t.advice())"
 
 push: the round arm pushes a round block onto the goal. A push off centre deflects the block, so it must be steered.

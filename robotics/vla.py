@@ -31,12 +31,12 @@ from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import PackItem, idle_item, pack
 from mmrl.policy.policy import Evaluated, Policy
 from mmrl.policy.value_head import ValueHead
+from mmrl.robotics.actions import ActionCodec
+from mmrl.robotics.config import VLAConfig
+from mmrl.robotics.contract import Observation
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.sampling import choose, row_noise
 from mmrl.types import Turn
-from robotics.actions import ActionCodec
-from robotics.config import VLAConfig
-from robotics.contract import Observation
 
 __all__ = ["Choice", "Evaluated", "VLAPolicy", "add_action_tokens", "action_token"]
 

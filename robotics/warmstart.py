@@ -1,6 +1,6 @@
 """What `mmrl sft` does for an embodied configuration: record demonstrations where there are none, clone them, save the policy.
 
-Of several processes the main one records and saves; each clones its share of every batch (robotics.sft).
+Of several processes the main one records and saves; each clones its share of every batch (mmrl.robotics.sft).
 """
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import yaml
 
 from mmrl.engines import accelerator_options
 from mmrl.errors import ConfigError
+from mmrl.robotics.config import EmbodiedConfig
+from mmrl.robotics.contract import ActionSpace, EnvSpec, InitialState, initial_states, make_simulator
+from mmrl.robotics.datasets import open_demonstrations
+from mmrl.robotics.load import load_vla
+from mmrl.robotics.sft import DemoEpisode, DemoSteps, clone
+from mmrl.robotics.source import env_specs, states_of
+from mmrl.robotics.vla import VLAPolicy
 from mmrl.sft import supervised
 from mmrl.world import World
-from robotics.config import EmbodiedConfig
-from robotics.contract import ActionSpace, EnvSpec, InitialState, initial_states, make_simulator
-from robotics.datasets import open_demonstrations
-from robotics.load import load_vla
-from robotics.sft import DemoEpisode, DemoSteps, clone
-from robotics.source import env_specs, states_of
-from robotics.vla import VLAPolicy
 
 __all__ = ["demo_folder", "demo_states", "load_demos", "record_demos", "save_policy", "warm_start"]
 
@@ -51,7 +51,7 @@ def record_demos(config: EmbodiedConfig, on_episode: Callable[[int, int], None] 
         return folder
     if config.demos.path is not None:
         raise ConfigError(f"expected demonstrations at demos.path, found nothing at {folder}; remove demos.path to record some")
-    from robotics.datasets.record import record
+    from mmrl.robotics.datasets.record import record
 
     specs = _wanted_specs(config)
     states = demo_states(config, specs[0])

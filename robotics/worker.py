@@ -1,6 +1,6 @@
 """A process that hosts the simulators of some slots: commands come over a pipe, pictures go through shared memory.
 
-    python -c "from robotics.worker import resident_gib; print(resident_gib())"   # main() is started by robotics.pool
+    python -c "from mmrl.robotics.worker import resident_gib; print(resident_gib())"   # main() is started by mmrl.robotics.pool
 
 One worker answers its commands one after the other. An exception in a simulator is an answer like any other; the simulator is
 thrown away. The worker ends with its parent, also when that is killed, and when its memory passes the hard limit.
@@ -28,8 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl.errors import DataError, MMRLError
-from mmrl.workers.process import MEMORY_EXIT, end_group
-from robotics.contract import (
+from mmrl.robotics.contract import (
     ActionError,
     ActionSpace,
     ChunkResult,
@@ -40,6 +39,7 @@ from robotics.contract import (
     make_simulator,
     run_chunk,
 )
+from mmrl.workers.process import MEMORY_EXIT, end_group
 
 __all__ = ["Answer", "Area", "Command", "Facts", "WorkerPlan", "main", "resident_gib"]
 

@@ -1,10 +1,10 @@
 """Embodied runs whose stages cost a set time of sleep, for scripts/bench_schedule.py: `mmrl train`'s own trainer, driver,
 learner and executor on a configuration file's settings.
 
-`CostedRollouts` are robotics.episodes.EpisodeRollouts with a pause behind each observation the policy decided for and behind each
-group's gradient; a picture of the tiny simulator costs its option `render_s`. So any ratio of stages can be had on any machine, and
-how the run is scheduled is the run's own business: whether inference and training take turns, how many stages of environments
-there are, what a step may overlap with.
+`CostedRollouts` are mmrl.robotics.episodes.EpisodeRollouts with a pause behind each observation the policy decided for and behind
+each group's gradient; a picture of the tiny simulator costs its option `render_s`. So any ratio of stages can be had on any
+machine, and how the run is scheduled is the run's own business: whether inference and training take turns, how many stages of
+environments there are, what a step may overlap with.
 """
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ import torch
 from mmrl.evaluation.evaluate import Evaluation
 from mmrl.pipeline import PipelineSettings
 from mmrl.policy.tiny import TinySpec, build_tiny
+from mmrl.robotics.config import EmbodiedConfig, load_embodied
+from mmrl.robotics.contract import make_simulator
+from mmrl.robotics.episodes import EpisodeRollouts
+from mmrl.robotics.load import load_vla
+from mmrl.robotics.source import env_specs
+from mmrl.robotics.vla import VLAPolicy
 from mmrl.trainer import Trainer
 from mmrl.training.learner import Learner
 from mmrl.world import World
-from robotics.config import EmbodiedConfig, load_embodied
-from robotics.contract import make_simulator
-from robotics.episodes import EpisodeRollouts
-from robotics.load import load_vla
-from robotics.source import env_specs
-from robotics.vla import VLAPolicy
 
 __all__ = ["QUIET", "CostedRollouts", "Costs", "config_of", "run", "saved_vla"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from robotics.contract import ActionSpace, EnvSpec, InitialState, Observation, Simulator, StepResult, make_simulator
+from mmrl.robotics.contract import ActionSpace, EnvSpec, InitialState, Observation, Simulator, StepResult, make_simulator
 
 __all__ = ["EXPERT", "ExpertSimulator"]
 

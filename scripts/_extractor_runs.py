@@ -46,7 +46,7 @@ CHANCE = "chance"
 
 @dataclass(frozen=True)
 class Run:
-    """One extractor of rewards.official for one task, the program beside it, and the replies."""
+    """One extractor of mmrl.rewards.official for one task, the program beside it, and the replies."""
 
     extractor: str
     task: str

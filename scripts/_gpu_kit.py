@@ -121,7 +121,7 @@ def make_pictures(folder: Path, count: int, pixels: int) -> list[str]:
 
 def make_clip(path: Path, seed: int, size: tuple[int, int], seconds: int, fps: int) -> str:
     """An H.264 clip of moving noise blocks."""
-    from video.encode import write_video
+    from mmrl.video.encode import write_video
 
     width, height = size
     coarse = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)

@@ -206,7 +206,7 @@ def rows_of(task: str, count: int, seed: int) -> Rows:
 def _write(task: str, folder: Path, count: int, seed: int) -> str:
     from PIL import Image
 
-    from tasks.maze import make_mazes
+    from mmrl.tasks.maze import make_mazes
 
     if task == "maze":
         return make_mazes(str(folder), count, size=4, seed=seed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from mmrl.task import Task, Template
+from mmrl.tasks.grounding import Grounding
 from mmrl.types import RewardContext, Sample, Score
-from tasks.grounding import Grounding
 
 __all__ = ["Letters"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.policy.tiny import TinySpec
-from robotics.config import load_embodied
+from mmrl.robotics.config import load_embodied
 from scripts import _bench as bench
 from scripts._costed import QUIET, run, saved_vla
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from rewards.parsing import strip_end_tokens
+from mmrl.rewards.parsing import strip_end_tokens
 
 __all__ = ["LETTERS", "choice_replies", "number_replies", "plain", "truth_near"]
 

@@ -25,7 +25,7 @@ from mmrl.errors import CacheError
 if TYPE_CHECKING:
     import torch
 
-    from video.store import TensorStore
+    from mmrl.video.store import TensorStore
 
 __all__ = ["Answer", "Board", "PHASES", "Plan", "answer", "edit_source", "run_worker", "source_path", "write_sources"]
 
@@ -144,7 +144,7 @@ class Answer:
 
 def answer(store: TensorStore, plan: Plan, number: int, processor: int, phase: Any = None, use_s: float = 0.0) -> Answer:
     """Ask for one entry as training does, and compare it with what its source stands for. `phase` is told what happens."""
-    from video.store import content_digest, make_key
+    from mmrl.video.store import content_digest, make_key
 
     tell = phase or (lambda _: None)
     path = source_path(plan, number)
@@ -200,7 +200,7 @@ def run_worker(plan: Plan, board: Board, slot: int, seed: int) -> None:
     with _errors_to(plan.errors):
         import torch
 
-        from video.store import TensorStore
+        from mmrl.video.store import TensorStore
 
         torch.set_num_threads(1)
         logging.disable(logging.WARNING)

@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 
 from mmrl import RewardContext, Sample, Score
+from mmrl.tasks.choice import Choice
 from scripts import _bench as bench
 from scripts.bench_vs_trl import share_of_letters
-from tasks.choice import Choice
 
 MODEL = {"hidden": 256, "layers": 4, "heads": 8, "kv": 4, "vision_hidden": 192, "vision_layers": 4, "vision_heads": 6,
          "window_vision": True, "max_patches": 256}
@@ -87,7 +87,7 @@ def make_data(folder: Path, clips: int) -> None:
     """`clips` clips of moving noise blocks and their questions; every frame differs."""
     import json
 
-    from video.encode import write_video
+    from mmrl.video.encode import write_video
 
     rows = []
     for number in range(clips):
@@ -106,8 +106,8 @@ def frames_as_pt(cache_class: type, folder: Path) -> type:
 
     import torch
 
-    from video.budget import frame_pixels, resize_frames, smart_resize
-    from video.decode import read_clip
+    from mmrl.video.budget import frame_pixels, resize_frames, smart_resize
+    from mmrl.video.decode import read_clip
 
     class FramesAsPt(cache_class):  # type: ignore[misc]
         def _build_video(self, path: str, sampling: Any) -> Any:
@@ -124,7 +124,7 @@ def frames_as_pt(cache_class: type, folder: Path) -> type:
                 torch.save({"frames": frames, "orig_wh": [clip.info.width, clip.info.height],
                             "timestamps_s": [float(t) for t in clip.timestamps_s], "duration_s": clip.info.duration_s}, file)
             held = torch.load(file, weights_only=False)
-            from video.pixels import run_video_processor
+            from mmrl.video.pixels import run_video_processor
 
             out = run_video_processor(self.processor.video_processor, held["frames"])
             T, _, h, w = held["frames"].shape

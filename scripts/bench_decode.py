@@ -2,7 +2,7 @@
 
     python -m scripts.bench_decode          # assets/results/bench_decode.json
 
-"read" is video.decode.read_clip as a run calls it: index of the file, choice of frames, decoding, upright RGB. "decode" is the
+"read" is mmrl.video.decode.read_clip as a run calls it: index of the file, choice of frames, decoding, upright RGB. "decode" is the
 decoder alone with the index at hand. For all but PyAV, "read" holds a second decoding without pictures: they do not report
 damage, so PyAV looks for it. _cpu_s is processor time, which a busy machine blurs less. Every measurement runs in a process of
 its own, the decoders alternate.
@@ -17,11 +17,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from mmrl.video import probing
+from mmrl.video.decode import read_clip
+from mmrl.video.decoders import DECODERS as READERS
+from mmrl.video.sampling import FrameSampling, select_frames
 from scripts._bench import alternation, finish_child, parse, print_table, run_child, spread, write_results
-from video import probing
-from video.decode import read_clip
-from video.decoders import DECODERS as READERS
-from video.sampling import FrameSampling, select_frames
 
 COUNTS = (16, 64)
 

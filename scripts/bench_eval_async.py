@@ -34,15 +34,15 @@ FRAMES, PIXELS, NEW_TOKENS = 32, 224 * 224, 64
 
 
 def make_suites(folder: Path, clips: int) -> None:
-    """`clips` clips and questions per suite: drawn by tasks.clips, shown in the middle of a wide frame with moving noise.
+    """`clips` clips and questions per suite: drawn by mmrl.tasks.clips, shown in the middle of a wide frame with moving noise.
 
     DRAWN of them are drawn; the others are these with an empty box at the end, other files with the same work in them.
     """
     import numpy as np
 
-    from tasks.clip_parts import ClipSettings
-    from tasks.clips import draw_clip
-    from video.encode import write_video
+    from mmrl.tasks.clip_parts import ClipSettings
+    from mmrl.tasks.clips import draw_clip
+    from mmrl.video.encode import write_video
 
     height, width = SIDE[1], SIDE[0]
     for suite in SUITES:

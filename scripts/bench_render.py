@@ -26,13 +26,13 @@ def measure(name: str, rounds: int, chunks: int) -> dict[str, Any]:
     """Milliseconds per chunk of each mode, a round being `chunks` chunks of a fresh episode."""
     import numpy as np
 
-    from robotics.contract import EnvSpec, initial_states, make_simulator, run_chunk
+    from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator, run_chunk
 
     spec = EnvSpec(horizon=CHUNK * chunks + 1, **SPECS[name])
     simulator = make_simulator(spec)
     actions = np.zeros((CHUNK, simulator.action_space.dim))
     if spec.suite == "libero":
-        from robotics.libero import libero_states
+        from mmrl.robotics.libero import libero_states
 
         state = libero_states(spec.task, "train")[0]
     else:

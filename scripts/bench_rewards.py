@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from mmrl.coords import CoordFrame
+from mmrl.rewards.format import wrap_answer
 from mmrl.task import Task
 from mmrl.types import ImageSize, RewardContext, Sample
-from rewards.format import wrap_answer
 from scripts._bench import parse, print_table, spread, write_results
 from scripts._mutations import mutate
 from scripts._reward_cases import all_cases, contexts, example_samples

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from mmrl import RewardContext, Sample, Score
+from mmrl.tasks.grounding import Grounding
+from mmrl.tasks.scenes import make_scenes
 from scripts import _bench as bench
-from tasks.grounding import Grounding
-from tasks.scenes import make_scenes
 
 MODEL = {"hidden": 256, "layers": 4, "heads": 8, "kv": 4, "vision_hidden": 192, "vision_layers": 2, "vision_heads": 6,
          "window_vision": True, "max_patches": 256}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError
-from robotics.config import EmbodiedConfig, load_embodied
+from mmrl.robotics.config import EmbodiedConfig, load_embodied
 
 __all__ = ["check_clone"]
 

@@ -26,11 +26,11 @@ import numpy as np
 
 from mmrl.errors import ConfigError, MMRLError, did_you_mean
 from mmrl.evaluation.stats import wilson
-from robotics.contract import EnvSpec, InitialState, initial_states
-from robotics.evaluate import describe_states, write_video
-from robotics.pool import EnvPool, PoolSettings, Reply
-from robotics.source import states_of
-from robotics.suites import load_robot_suites
+from mmrl.robotics.contract import EnvSpec, InitialState, initial_states
+from mmrl.robotics.evaluate import describe_states, write_video
+from mmrl.robotics.pool import EnvPool, PoolSettings, Reply
+from mmrl.robotics.source import states_of
+from mmrl.robotics.suites import load_robot_suites
 from scripts import _bench
 from scripts._expert_simulator import EXPERT
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mmrl.config import RunConfig
 from mmrl.config.reference import Key, Place, places
-from robotics.config import EmbodiedConfig
+from mmrl.robotics.config import EmbodiedConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 _HEAD = """# Configuration keys

@@ -12,8 +12,8 @@ import json
 import time
 from pathlib import Path
 
+from mmrl.tasks.scenes import make_scenes
 from scripts._bench import parse, write_results
-from tasks.scenes import make_scenes
 
 ROOT = Path(__file__).resolve().parent.parent
 MIX = {0: 0.5, 1: 0.5}

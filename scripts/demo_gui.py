@@ -2,7 +2,7 @@
 
     python -m scripts.demo_gui [--seed 1] [section.key=value ...]          (two CPU cores, a few minutes; needs Chromium)
 
-Renders pages with tasks.pages, trains from assets/tiny_vlm_mixed with configs/gui.yaml and SETTINGS, prints the share of
+Renders pages with mmrl.tasks.pages, trains from assets/tiny_vlm_mixed with configs/gui.yaml and SETTINGS, prints the share of
 clicks inside the named element before and after with intervals, and the path of the report. `--record` also writes
 assets/results/demo_gui.json, which configs/gui.yaml and the README quote. Exit status 1 when it fell significantly.
 """
@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mmrl.tasks.pages import make_pages
 from scripts._bench import parse, print_table, write_results
 from scripts.demo_mixed import before_and_after
-from tasks.pages import make_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZE = 112

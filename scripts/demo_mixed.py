@@ -19,8 +19,8 @@ from typing import Any
 
 from mmrl.evaluation.stats import paired_gain
 from mmrl.registry import resolve_task
+from mmrl.tasks.playground import KINDS, make_playground
 from scripts._bench import parse, print_table, write_results
-from tasks.playground import KINDS, make_playground
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.registry import BUILT_IN, resolve_task
-from rewards.format import wrap_answer
+from mmrl.rewards.format import wrap_answer
 from scripts._bench import parse, results_folder, write_results
 from scripts._hack_data import CLASSES, Asked, asked, half_list, half_right, spelled
 from scripts._hack_moves import Guess, form_of, kind_of, loose, moved, seeds, spell, truth_of

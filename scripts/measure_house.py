@@ -52,7 +52,7 @@ trainer.fit()
 """
 _KEYS = """
 from mmrl.config import RunConfig
-from robotics.config import EmbodiedConfig
+from mmrl.robotics.config import EmbodiedConfig
 def leaves(model):
     for name, field in model.model_fields.items():
         kind = field.annotation
@@ -140,7 +140,7 @@ def run(tree: Path, code: str, mark: str) -> list[list[str]]:
 def frames(tree: Path, folder: Path) -> list[str]:
     """Names of the functions of mmrl between Trainer.fit and the loss, of the first step of configs/demo.yaml."""
     data = folder / "scenes"
-    make = ("import sys\ntry:\n    from mmrl.tasks.scenes import make_scenes\nexcept ImportError:\n    from tasks.scenes import "
+    make = ("import sys\ntry:\n    from mmrl.tasks.scenes import make_scenes\nexcept ImportError:\n    from mmrl.tasks.scenes import "
             "make_scenes\nmake_scenes(sys.argv[1], 16, seed=3)")
     subprocess.run([sys.executable, "-c", make, str(data)], cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, check=True)
     overrides = [f"model.path={ROOT / 'assets' / 'tiny_vlm'}", f"dir={folder}", "name=frames", "eval.samples=0", "data.eval=[]",

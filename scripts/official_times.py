@@ -25,13 +25,13 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.registry import task_from_spec
+from mmrl.rewards.choice import LETTERS
+from mmrl.rewards.temporal import clip_spans
+from mmrl.tasks.metrics import nextgqa, qvhighlights, temporal
+from mmrl.tasks.readers import read_any
+from mmrl.tasks.spans import duration_of, true_spans, video_id
 from mmrl.types import RewardContext, Sample, Score
-from rewards.choice import LETTERS
-from rewards.temporal import clip_spans
 from scripts._official_times_programs import PROGRAMS, run_program
-from tasks.metrics import nextgqa, qvhighlights, temporal
-from tasks.readers import read_any
-from tasks.spans import duration_of, true_spans, video_id
 
 __all__ = ["RESULTS", "SETS", "answer_of", "differences", "markdown", "measure_set"]
 

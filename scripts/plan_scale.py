@@ -19,8 +19,8 @@ from pathlib import Path
 from mmrl.config import RunConfig, load_config
 from mmrl.engines import train_engine_name
 from mmrl.memory import estimate
+from mmrl.robotics.config import load_embodied
 from mmrl.shapes import SHAPES
-from robotics.config import load_embodied
 from scripts._plan_page import page
 
 __all__ = ["ASSUMED", "GPUS", "Plan", "Recipe", "accepted", "plan", "recipes", "render"]

@@ -3,7 +3,7 @@
     git clone https://github.com/MMMU-Benchmark/MMMU code/MMMU     # and the others of REPOSITORIES, at their commits
     python -m scripts.record_extractors --code code
 
-One JSON file per extractor of rewards.official: repository, commit, file and functions of the program, and for every reply the
+One JSON file per extractor of mmrl.rewards.official: repository, commit, file and functions of the program, and for every reply the
 truths for which the program calls it right ("chance" where it draws one), or the box or point that it reads.
 tests/rewards/test_official_extractors.py compares mmrl with them. No line of the programs is kept in this project.
 """

@@ -204,7 +204,7 @@ def _disturb(kind: Round, crew: _Crew, plan: Plan, rng: random.Random, seconds: 
 def _final_check(plan: Plan) -> dict[str, Any]:
     """After the round, in this process, which has no limit on file size: every entry once more, what lies there, and whether
     a cache that was full caches again once there is room."""
-    from video.store import TensorStore
+    from mmrl.video.store import TensorStore
 
     logging.disable(logging.WARNING)
     store = TensorStore(plan.cache)

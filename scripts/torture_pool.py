@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from robotics.contract import ChunkResult, EnvSpec, InitialState, Observation, initial_states, make_simulator, run_chunk
-from robotics.pool import EnvPool, PoolSettings, Reply
+from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation, initial_states, make_simulator, run_chunk
+from mmrl.robotics.pool import EnvPool, PoolSettings, Reply
 from scripts._bench import parse, write_results
 
 __all__ = ["Request", "torture"]

@@ -26,9 +26,9 @@ from typing import Any
 
 import yaml
 
+from mmrl.tasks.grounding import Grounding
 from mmrl.types import RewardContext, Sample, Score
 from scripts._bench import parse, results_folder
-from tasks.grounding import Grounding
 
 __all__ = ["Kill", "Letters", "differences", "phase", "torture"]
 
@@ -57,7 +57,7 @@ class Kill:
 def prepare(folder: Path, steps: int) -> Path:
     """Make model, data and configuration under `folder`; returns the configuration file."""
     from mmrl.policy.tiny import TinySpec, build_tiny
-    from tasks.scenes import make_scenes
+    from mmrl.tasks.scenes import make_scenes
 
     build_tiny(TinySpec(hidden=64, heads=2, kv=1, vision_hidden=32, vision_heads=2), folder / "model")
     task = f"{Path(__file__).resolve()}:Letters"

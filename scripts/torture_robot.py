@@ -91,10 +91,10 @@ def prepare(folder: Path, suite: str, steps: int) -> dict[str, Any]:
     import torch
 
     from mmrl.policy.tiny import TinySpec, build_tiny
-    from robotics.config import load_embodied
-    from robotics.contract import make_simulator
-    from robotics.load import load_vla
-    from robotics.source import env_specs
+    from mmrl.robotics.config import load_embodied
+    from mmrl.robotics.contract import make_simulator
+    from mmrl.robotics.load import load_vla
+    from mmrl.robotics.source import env_specs
 
     build_tiny(TinySpec(arch="qwen2_5_vl", hidden=64, layers=2, heads=2, kv=1, vision_hidden=32, vision_layers=1, vision_heads=1,
                         patch_size=8, min_patches=4, max_patches=4), folder / "model")

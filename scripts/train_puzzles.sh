@@ -5,7 +5,7 @@
 #                                 [--images DIR] [--format NAME] [--name RUN] [--gpus N] [--lora] [--preset NAME] [--resume]
 #                                 [--overwrite] [section.key=value ...]
 #
-# DATA: made by `python -m tasks.jigsaw OUT --images DIR` or `python -m tasks.maze OUT`, or mmrl's own jsonl.
+# DATA: made by `python -m mmrl.tasks.jigsaw OUT --images DIR` or `python -m mmrl.tasks.maze OUT`, or mmrl's own jsonl.
 # Paths are relative to the folder you start from; the run is written to runs/RUN in mmrl's own folder, or to
 # dir=/elsewhere.
 set -euo pipefail

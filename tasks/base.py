@@ -21,15 +21,15 @@ from typing import Any, ClassVar, NamedTuple
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.rewards.format import check_answer_format, wrap_answer
+from mmrl.rewards.format_rules import PAYS_UNREAD, make_format_rule
+from mmrl.rewards.official import EXTRACTORS, check_extractor
+from mmrl.rewards.parsing import Extraction, extract_answer
+from mmrl.rewards.reading import check_level
+from mmrl.rewards.router import Part, PartFactory, Rubric
 from mmrl.task import Template
+from mmrl.tasks.levels import AnswerError, ReadingTask
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason
-from rewards.format import check_answer_format, wrap_answer
-from rewards.format_rules import PAYS_UNREAD, make_format_rule
-from rewards.official import EXTRACTORS, check_extractor
-from rewards.parsing import Extraction, extract_answer
-from rewards.reading import check_level
-from rewards.router import Part, PartFactory, Rubric
-from tasks.levels import AnswerError, ReadingTask
 
 __all__ = ["AnswerError", "AnswerTask", "ENVELOPES", "EXPLAINED", "FRAME_WORDS", "Prediction", "picture_size"]
 
@@ -79,7 +79,7 @@ def picture_size(sample: Sample, ctx: RewardContext, index: int = 0) -> ImageSiz
 
 
 def _format_part(answer_format: str, rule: str = "envelope", kind: str = "") -> Part:
-    """A rule of rewards.format_rules over the whole text; here of texts whose answer was parsed, see AnswerTask._failure."""
+    """A rule of mmrl.rewards.format_rules over the whole text; here of texts whose answer was parsed, see AnswerTask._failure."""
     value = make_format_rule(rule, answer_format, kind)
     return lambda predicted, sample, ctx: value(predicted.text)
 
@@ -129,7 +129,7 @@ def _check_answerable(truth: Any, answer_format: str) -> None:
 
     Of several accepted texts one is enough.
     """
-    from tasks.readers.common import RowError
+    from mmrl.tasks.readers.common import RowError
 
     lost = [(text, reason) for text in _texts_in(truth)
             if (reason := extract_answer(wrap_answer(text, answer_format), answer_format).reason) not in (None, "empty")]
@@ -148,15 +148,15 @@ class AnswerTask(ReadingTask):
     request        how the envelope is asked for behind `ask`, text with {shape}; null (default): in the words of answer_format
     answer_format  'answer' (default), 'think', 'think_lines' or 'bare'
     format_rule    what the part `format` pays: 'envelope' (default: the whole text is the envelope and holds an answer), or a
-                   paper's rule, see rewards.format_rules; most of these pay a right envelope around an unreadable answer, too
+                   paper's rule, see mmrl.rewards.format_rules; most of these pay a right envelope around an unreadable answer, too
     frame          the frame of the answers' coordinates, for example rel1000; null (default): that of the model's family
-    answers        how freely an answer's spelling is read: 'strict' (default), 'native' or 'official', see rewards.reading
-    extractor      the benchmark whose own extractor reads at 'official', see rewards.official.EXTRACTORS; suites name theirs
+    answers        how freely an answer's spelling is read: 'strict' (default), 'native' or 'official', see mmrl.rewards.reading
+    extractor      the benchmark whose own extractor reads at 'official', see mmrl.rewards.official.EXTRACTORS; suites name theirs
     mode           accuracy mode; `accuracy: {...}` holds the mode's parameters
     weights        {accuracy: 0.9, format: 0.1}, normalised to sum 1 unless `normalise: false` (papers that add parts up)
-    parts          settings of further parts named in weights, see rewards.lengths.PARTS (repetition, cosine_length ...)
+    parts          settings of further parts named in weights, see mmrl.rewards.lengths.PARTS (repetition, cosine_length ...)
     per_source     {source: {weights: {...}, accuracy: {mode: ..., ...}}}; per sample the same in params.reward
-    reader         options of tasks.readers.read_any (image_root, split, frame, on_error, ...)
+    reader         options of mmrl.tasks.readers.read_any (image_root, split, frame, on_error, ...)
     """
 
     headline: ClassVar[str] = "correct"
@@ -200,7 +200,7 @@ class AnswerTask(ReadingTask):
         self.value_range, self.part_ranges = self.rubric.value_range, self.rubric.part_ranges
 
     def _build_rubric(self, settings: Mapping[str, Any]) -> Rubric:
-        from rewards.lengths import PARTS
+        from mmrl.rewards.lengths import PARTS
 
         extra = {part: PARTS[part] for part in settings["weights"] if part in PARTS}
         for part in settings["parts"]:
@@ -239,7 +239,7 @@ class AnswerTask(ReadingTask):
                      params: Mapping[str, Any]) -> Any:
         """The truth as samples hold it, from what a file holds; coordinates become pixels of the original picture.
 
-        `frame` is the file's, `sizes` the pictures' (width, height), `params` the row's. Raises tasks.readers.RowError.
+        `frame` is the file's, `sizes` the pictures' (width, height), `params` the row's. Raises mmrl.tasks.readers.RowError.
         """
 
     @abc.abstractmethod
@@ -281,7 +281,7 @@ class AnswerTask(ReadingTask):
         `reader.on_error` wins over the run's `self.on_error`. Rows that belong to other tasks are errors, or, with
         reader.only_mine, counted by reason in `self.skipped`.
         """
-        from tasks.readers import read_any
+        from mmrl.tasks.readers import read_any
 
         options = {"on_error": self.on_error, "orientation": self.orientation, **self.reader_options}
         readout = read_any(path, task=self.name, check=self._check_row, **options)
@@ -308,7 +308,7 @@ class AnswerTask(ReadingTask):
     def score(self, sample: Sample, text: str, ctx: RewardContext) -> Score:
         """Weighted parts of the one answer in `text`, with the task's metrics.
 
-        Reasons of failure: those of rewards.parsing.extract_answer and of `parse`, truncated (the length limit cut the
+        Reasons of failure: those of mmrl.rewards.parsing.extract_answer and of `parse`, truncated (the length limit cut the
         text before its answer was closed), reward_error (sizes or truth unusable).
         """
         ctx = self._in_frame(ctx)

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.registry import register
+from mmrl.rewards.choice import parse_boolean
+from mmrl.rewards.reading.choices import yes_or_no
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
 from mmrl.types import RewardContext, Sample, Score
-from rewards.choice import parse_boolean
-from rewards.reading.choices import yes_or_no
-from rewards.router import Part, PartFactory
-from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
 
 __all__ = ["Boolean", "read_truth"]
 
@@ -29,7 +29,7 @@ _WORDS = {True: "yes", False: "no"}
 
 def read_truth(value: Any) -> bool:
     """True or false from what a file holds: a JSON boolean or one of yes, no, true, false. Raises RowError."""
-    from tasks.readers.common import RowError
+    from mmrl.tasks.readers.common import RowError
 
     if isinstance(value, bool):
         return value
@@ -105,15 +105,15 @@ class Boolean(AnswerTask):
         return {"yes_rate": said.count("yes") / len(said) if said else 0.0, **super().summarize(rows)}
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
-        """Numbers by aspect for samples with params.suite (TempCompass), see tasks.metrics.video_suites."""
-        from tasks.metrics.video_suites import suite_numbers
+        """Numbers by aspect for samples with params.suite (TempCompass), see mmrl.tasks.metrics.video_suites."""
+        from mmrl.tasks.metrics.video_suites import suite_numbers
 
         return suite_numbers(pairs)
 
     def example_data(self, folder: str) -> str:
         """12 scenes, half of the questions true; returns their data.jsonl."""
-        from tasks.examples import example_scenes, write_rows
-        from tasks.scenes import COLORS
+        from mmrl.tasks.examples import example_scenes, write_rows
+        from mmrl.tasks.scenes import COLORS
 
         rows, colors = [], list(COLORS)
         for index, row in enumerate(example_scenes(folder, 12)):

@@ -1,6 +1,6 @@
 """Boxes and points as answer text: one grid per frame (units, or thousandths for rel1), rounded once, never to nothing.
 
-    python -c "from tasks.boxes import format_box; print(format_box((10.2, 8, 60, 61), 'abs_orig'))"
+    python -c "from mmrl.tasks.boxes import format_box; print(format_box((10.2, 8, 60, 61), 'abs_orig'))"
 """
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 
 from mmrl.coords import CoordFrame, from_orig, to_orig
+from mmrl.rewards.parsing import Box
 from mmrl.types import ImageSize
-from rewards.parsing import Box
 
 __all__ = ["beside", "box_to_orig", "format_box", "format_point", "from_picture", "grid_step", "rounded_box"]
 

@@ -31,13 +31,13 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
+from mmrl.rewards.reading import unwrap
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.rewards.text import check_names, check_number, normalise
+from mmrl.tasks.base import AnswerTask
+from mmrl.tasks.examples import write_rows
+from mmrl.tasks.texts import accepted_texts, check_texts, foreign_text, read_text
 from mmrl.types import RewardContext, Sample, Score
-from rewards.reading import unwrap
-from rewards.router import Part, PartFactory
-from rewards.text import check_names, check_number, normalise
-from tasks.base import AnswerTask
-from tasks.examples import write_rows
-from tasks.texts import accepted_texts, check_texts, foreign_text, read_text
 
 __all__ = ["MODES", "Chart", "chartqa_correct", "read_number", "relaxed_correct"]
 

@@ -5,7 +5,7 @@
 `answer` in files may be the letter, "B. cat" or "cat"; options that all carry their own letter ("A. dog") lose it. Rows
 without options (the question lists them) accept letters only, up to params.num_options. A text that names no option is
 wrong, never a random choice as in MMMU's official code: `mmmu_rule` is accuracy under that rule. How MMMU, MVBench and others
-take a letter out of a reply: `answers: official` with the `extractor` of that name (rewards.official).
+take a letter out of a reply: `answers: official` with the `extractor` of that name (mmrl.rewards.official).
 
     mmrl tasks check choice --data my.jsonl
 """
@@ -20,15 +20,15 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.registry import register
+from mmrl.rewards.choice import LETTERS, nearest_option, parse_choice, strip_letters
+from mmrl.rewards.official import Asked
+from mmrl.rewards.parsing import extract_answer
+from mmrl.rewards.reading.choices import one_letter
+from mmrl.rewards.router import Part, PartFactory
 from mmrl.task import Template
+from mmrl.tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
+from mmrl.tasks.truths import of_sample
 from mmrl.types import RewardContext, Sample, Score
-from rewards.choice import LETTERS, nearest_option, parse_choice, strip_letters
-from rewards.official import Asked
-from rewards.parsing import extract_answer
-from rewards.reading.choices import one_letter
-from rewards.router import Part, PartFactory
-from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
-from tasks.truths import of_sample
 
 __all__ = ["Choice", "options_of", "read_letter", "sample_options"]
 
@@ -38,7 +38,7 @@ _LITERAL = frozenset(LETTERS)
 
 def options_of(params: Mapping[str, Any]) -> list[str]:
     """params.options as texts without letters; [] when the row has none. Raises RowError for anything else."""
-    from tasks.readers.common import RowError
+    from mmrl.tasks.readers.common import RowError
 
     options = params.get("options", [])
     if not isinstance(options, (list, tuple)) or not all(isinstance(o, str) and o.strip() for o in options):
@@ -61,7 +61,7 @@ def _count(params: Mapping[str, Any]) -> int:
 
 def read_letter(value: Any, params: Mapping[str, Any]) -> str:
     """The truth as a letter from what a file holds: a letter, "B. cat" or the option's text. Raises RowError."""
-    from tasks.readers.common import RowError
+    from mmrl.tasks.readers.common import RowError
 
     options, count = options_of(params), _count(params)
     if type(count) is not int or not 2 <= count <= len(LETTERS):
@@ -153,7 +153,7 @@ class Choice(AnswerTask):
         return (f"{head}\n{lines}\n{tail.lstrip()}" if lines else f"{head} {tail.lstrip()}").rstrip()
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> str:
-        """The letter (of the row, also when shuffled) of the option named. Reasons: those of rewards.choice."""
+        """The letter (of the row, also when shuffled) of the option named. Reasons: those of mmrl.rewards.choice."""
         found = parse_choice(answer, self.shown_options(sample), _count(sample.params))
         if found.option is None:
             raise AnswerError(found.reason or "not_a_choice")
@@ -215,15 +215,15 @@ class Choice(AnswerTask):
         return {**shares, **super().summarize(rows)}
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
-        """Numbers of video benchmarks by task, type and length, for samples with params.suite (tasks.metrics.video_suites)."""
-        from tasks.metrics.video_suites import suite_numbers
+        """Numbers of video benchmarks by task, type and length, for samples with params.suite (mmrl.tasks.metrics.video_suites)."""
+        from mmrl.tasks.metrics.video_suites import suite_numbers
 
         return suite_numbers(pairs)
 
     def example_data(self, folder: str) -> str:
         """12 scenes of one shape, asked for its colour, with 3 to 6 options; returns their data.jsonl."""
-        from tasks.examples import example_scenes, write_rows
-        from tasks.scenes import COLORS
+        from mmrl.tasks.examples import example_scenes, write_rows
+        from mmrl.tasks.scenes import COLORS
 
         rows = []
         for index, row in enumerate(example_scenes(folder, 12)):

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
+from mmrl.rewards.reading.words import DOUBTS
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.rewards.text import unicode_form
 from mmrl.task import Template
+from mmrl.tasks.base import FRAME_WORDS, AnswerError, AnswerTask
 from mmrl.types import RewardContext, Sample, Score
-from rewards.reading.words import DOUBTS
-from rewards.router import Part, PartFactory
-from rewards.text import unicode_form
-from tasks.base import FRAME_WORDS, AnswerError, AnswerTask
 
 __all__ = ["MODES", "Classification", "LabelSet", "label_form"]
 
@@ -163,7 +163,7 @@ class Classification(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> str:
         """A label of the set, or a synonym, as the set spells it."""
-        from tasks.readers.common import RowError, text_of
+        from mmrl.tasks.readers.common import RowError, text_of
 
         label = text_of(value, "answer")
         try:
@@ -222,7 +222,7 @@ class Classification(AnswerTask):
         """16 pictures with one shape in one of four colours, to be named by the colour."""
         from PIL import Image, ImageDraw
 
-        from tasks.examples import write_rows
+        from mmrl.tasks.examples import write_rows
 
         colours = {"red": (225, 35, 35), "green": (30, 165, 50), "blue": (40, 70, 225), "yellow": (240, 215, 30)}
         target = Path(folder)

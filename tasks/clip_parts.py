@@ -1,6 +1,6 @@
 """What generated clips are made of: their settings, shapes with a place in every frame, paths, and a sheet for people.
 
-    python -c "from tasks.clip_parts import line; print(line((0, 10), (70, 10), 8))"
+    python -c "from mmrl.tasks.clip_parts import line; print(line((0, 10), (70, 10), 8))"
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from tasks.scenes import BACKGROUNDS, COLORS, shape_mask
+from mmrl.tasks.scenes import BACKGROUNDS, COLORS, shape_mask
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -1,6 +1,6 @@
 """The questions of generated clips: each function draws one clip of a task and says what is true of it.
 
-    python -c "import numpy as np; from tasks.clip_questions import *; \
+    python -c "import numpy as np; from mmrl.tasks.clip_questions import *; \
         print(TASKS['track'](np.random.default_rng(0), ClipSettings('track'), 'inside').row)"
 """
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.clip_parts import Actor, ClipSettings, apart, fold, line, seconds_text, squares
-from tasks.scenes import COLORS, SHAPES, draw_objects
+from mmrl.tasks.clip_parts import Actor, ClipSettings, apart, fold, line, seconds_text, squares
+from mmrl.tasks.scenes import COLORS, SHAPES, draw_objects
 
 if TYPE_CHECKING:
-    from tasks.clip_parts import Box, Frames, Spot
+    from mmrl.tasks.clip_parts import Box, Frames, Spot
 
 __all__ = ["TASKS", "ClipSettings", "Take"]
 

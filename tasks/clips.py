@@ -1,6 +1,6 @@
 """Generated clips: coloured shapes that move, come, go and collide at known times. Real video files, seeded, no download.
 
-    python -m tasks.clips runs/clips --task order --count 8 --seed 0        # clips, data.jsonl and sheet.png to look at
+    python -m mmrl.tasks.clips runs/clips --task order --count 8 --seed 0        # clips, data.jsonl and sheet.png to look at
 
     order      two options: which shape moves first, or comes after another   (task choice)
     direction  left or right, up or down                                      (task choice)
@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError
-from tasks.clip_parts import DEFAULT_KINDS, KINDS, TWINS, ClipSettings, draw_actors, draw_sheet, seconds_text
-from tasks.clip_questions import TASKS
-from tasks.examples import write_rows
-from tasks.scenes import draw_objects
+from mmrl.tasks.clip_parts import DEFAULT_KINDS, KINDS, TWINS, ClipSettings, draw_actors, draw_sheet, seconds_text
+from mmrl.tasks.clip_questions import TASKS
+from mmrl.tasks.examples import write_rows
+from mmrl.tasks.scenes import draw_objects
 
 if TYPE_CHECKING:
-    from tasks.clip_parts import Frames
+    from mmrl.tasks.clip_parts import Frames
 
 __all__ = ["DEFAULT_KINDS", "KINDS", "TASKS", "TWINS", "ClipSettings", "draw_clip", "make_clips"]
 
@@ -80,12 +80,12 @@ def make_clips(folder: str | os.PathLike[str], task: str, count: int, seed: int,
     grid        seconds; every span begins and ends on a multiple of it, and boxes are asked for at them (default 2 frames)
     distractors number of other shapes (default: drawn per clip from a small range that fits the task)
     first_box   give the first box of a track in params.first_box (default false)
-    background, noise   of the canvas, as in tasks.scenes
-    quality, keyframe_every   as in video.encode.write_video (default 25 and 1); 1 keeps twins equal after decoding
+    background, noise   of the canvas, as in mmrl.tasks.scenes
+    quality, keyframe_every   as in mmrl.video.encode.write_video (default 25 and 1); 1 keeps twins equal after decoding
     Clip i depends on (seed, prefix, task, i) and the settings only, so a longer set begins with the shorter one. Raises
     ConfigError for impossible parameters.
     """
-    from video.encode import write_video
+    from mmrl.video.encode import write_video
 
     if count < 1 or not prefix or any(c in prefix for c in "/\\\0"):
         raise ConfigError(f"expected count >= 1 and a prefix usable in file names, found {count!r} and {prefix!r}")
@@ -115,7 +115,7 @@ def _true_boxes(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line: writes a set, and sheet.png with its first 16 clips; prints the path of data.jsonl."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.clips", description="Write generated clips.")
+    parser = argparse.ArgumentParser(prog="python -m mmrl.tasks.clips", description="Write generated clips.")
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--task", default="order", help=", ".join(KINDS))
     parser.add_argument("--count", type=int, default=8)

@@ -19,16 +19,16 @@ from typing import Any, ClassVar, NamedTuple
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import register
+from mmrl.rewards.counting import closeness, make_counting_reward, parse_count
+from mmrl.rewards.format_rules import make_format_rule
+from mmrl.rewards.objects import MAX_OBJECTS, parse_points
+from mmrl.rewards.reading.numbers import none_of_them, one_number
+from mmrl.rewards.reading.places import many_points
+from mmrl.rewards.router import SAMPLE_KEY, Part, PartFactory, Rubric
 from mmrl.task import Template
+from mmrl.tasks.base import AnswerError, AnswerTask, Prediction, picture_size
+from mmrl.tasks.boxes import format_point, from_picture, grid_step
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.counting import closeness, make_counting_reward, parse_count
-from rewards.format_rules import make_format_rule
-from rewards.objects import MAX_OBJECTS, parse_points
-from rewards.reading.numbers import none_of_them, one_number
-from rewards.reading.places import many_points
-from rewards.router import SAMPLE_KEY, Part, PartFactory, Rubric
-from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
-from tasks.boxes import format_point, from_picture, grid_step
 
 __all__ = ["SPELLINGS", "Counted", "Counting"]
 
@@ -60,9 +60,9 @@ def _thousandths(points: Sequence[Sequence[float]], size: ImageSize) -> list[tup
 
 
 def _accuracy_part(mode: str, form: str | None = None, **params: Any) -> Part:
-    """A rule of rewards.counting; points are compared in thousandths of the picture's sides.
+    """A rule of mmrl.rewards.counting; points are compared in thousandths of the picture's sides.
 
-    `form` is a rule of rewards.format_rules that a text must keep to be paid at all.
+    `form` is a rule of mmrl.rewards.format_rules that a text must keep to be paid at all.
     """
     reward = make_counting_reward(mode, **params)
     keeps = None if form is None else make_format_rule(form, "bare", "counting")
@@ -93,7 +93,7 @@ def _box_tokens(name: str, points: Sequence[Sequence[float]], frame: CoordFrame,
 
 
 def _mode_of(settings: Mapping[str, Any], sample: Sample) -> str:
-    """The mode that holds for a sample, layers as in rewards.router."""
+    """The mode that holds for a sample, layers as in mmrl.rewards.router."""
     mode = str(settings["mode"])
     for layer in (settings["per_source"].get(sample.source), sample.params.get(SAMPLE_KEY)):
         mode = str(((layer or {}).get("accuracy") or {}).get("mode", mode))
@@ -119,10 +119,10 @@ class _PointsRubric(Rubric):
 class Counting(AnswerTask):
     """Count objects. Beside the parameters of AnswerTask:
 
-    mode   exact (default), smooth, relative or points; their parameters in `accuracy`, see rewards.counting.
+    mode   exact (default), smooth, relative or points; their parameters in `accuracy`, see mmrl.rewards.counting.
            points needs params.points in the row, asks for the points themselves and pays the F1 of those that lie on an object
            (`accuracy: {rule: published}`: Perception-R1's formula, which pays for the right number of points anywhere; `form`: a
-           rule of rewards.format_rules without which nothing is paid, as there);
+           rule of mmrl.rewards.format_rules without which nothing is paid, as there);
            like every parameter of the reward it may be set per source and per sample.
     spelling  how mode points asks: points (default), a list of them, or tokens, a box per object in Qwen2-VL's special tokens
            whose centre is the point
@@ -170,7 +170,7 @@ class Counting(AnswerTask):
 
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]], params: Mapping[str, Any]) -> int:
         """A number >= 0 with, if params.points are there, as many points inside the picture."""
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         whole = int(value) if isinstance(value, float) and value.is_integer() else value
         if type(whole) is not int or not 0 <= whole <= 1_000_000:
@@ -181,8 +181,8 @@ class Counting(AnswerTask):
         return whole
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Counted:
-        """The count. Reasons: those of rewards.counting.parse_count, not_only_a_number (words beside it), or those of
-        rewards.objects.parse_points for a list.
+        """The count. Reasons: those of mmrl.rewards.counting.parse_count, not_only_a_number (words beside it), or those of
+        mmrl.rewards.objects.parse_points for a list.
 
         Equal points count once, so that repeating one cannot fill up the number (mode 'points' has its own rule for that).
         """
@@ -262,7 +262,7 @@ class Counting(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """24 generated scenes that ask for shapes or colours, some of them absent; returns their file."""
-        from tasks.scenes import COLORS, SHAPES, make_scenes
+        from mmrl.tasks.scenes import COLORS, SHAPES, make_scenes
 
         scenes = Path(make_scenes(folder, count=24, seed=13, difficulty={1: 1.0, 2: 1.0, 3: 1.0}))
         path, lines = scenes.with_name("counting.jsonl"), []
@@ -280,7 +280,7 @@ class Counting(AnswerTask):
 
 
 def _check_points(points: Any, count: int, frame: CoordFrame, sizes: Sequence[tuple[int, int]], params: Mapping[str, Any]) -> None:
-    from tasks.readers.common import GeometryError, RowError
+    from mmrl.tasks.readers.common import GeometryError, RowError
 
     if frame is not CoordFrame.ABS_ORIG:
         raise RowError("params.points in pixels of the original picture", f"frame {frame.value}",

@@ -2,7 +2,7 @@
 
 A row's answer is [{"bbox": [x1, y1, x2, y2], "label": "cat"}, ...], [] where nothing is there. params.categories lists
 what was asked for; with one category the answer is a bare list of boxes and the label is implied, without categories
-(open vocabulary) every object names its own. The default reward is a soft F1 (rewards.detection), the metrics are F1,
+(open vocabulary) every object names its own. The default reward is a soft F1 (mmrl.rewards.detection), the metrics are F1,
 precision and recall at IoU 0.5, which depend neither on the order of boxes nor on scores that a language model has not.
 
     mmrl tasks check detection --data my.jsonl
@@ -18,17 +18,17 @@ from typing import Any, ClassVar, NamedTuple
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
+from mmrl.rewards.detection import Comparison, compare, detection_metrics, make_detection_reward
+from mmrl.rewards.iou import box_iou
+from mmrl.rewards.objects import MAX_OBJECTS, LabelledBox, normalise_label, parse_objects
+from mmrl.rewards.parsing import Box, extract_answer
+from mmrl.rewards.reading.places import labelled_boxes
+from mmrl.rewards.router import Part, PartFactory
 from mmrl.task import Template
+from mmrl.tasks.base import AnswerError, AnswerTask, Prediction, picture_size
+from mmrl.tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
+from mmrl.tasks.truths import of_sample
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason
-from rewards.detection import Comparison, compare, detection_metrics, make_detection_reward
-from rewards.iou import box_iou
-from rewards.objects import MAX_OBJECTS, LabelledBox, normalise_label, parse_objects
-from rewards.parsing import Box, extract_answer
-from rewards.reading.places import labelled_boxes
-from rewards.router import Part, PartFactory
-from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
-from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
-from tasks.truths import of_sample
 
 __all__ = ["Detected", "Detection", "check_objects", "hull"]
 
@@ -77,7 +77,7 @@ def _ceilings(sample: Sample, frame: CoordFrame, size: ImageSize) -> list[float]
 
 
 def _accuracy_part(mode: str, reachable: bool = True, **params: Any) -> Part:
-    """A rule of rewards.detection; with `reachable` no threshold exceeds the IoU of the rounded truth."""
+    """A rule of mmrl.rewards.detection; with `reachable` no threshold exceeds the IoU of the rounded truth."""
     reward = make_detection_reward(mode, **params)
 
     def accuracy(predicted: Prediction, sample: Sample, ctx: RewardContext) -> float:
@@ -92,7 +92,7 @@ def _accuracy_part(mode: str, reachable: bool = True, **params: Any) -> Part:
 
 
 def _check_categories(params: Mapping[str, Any]) -> set[str] | None:
-    from tasks.readers.common import RowError
+    from mmrl.tasks.readers.common import RowError
 
     categories = params.get("categories")
     if categories is None:
@@ -111,7 +111,7 @@ def check_objects(value: Any, frame: CoordFrame, orig_wh: tuple[int, int], label
 
     Raises RowError for anything else and for more objects than an answer may hold.
     """
-    from tasks.readers.common import RowError, check_box, text_of
+    from mmrl.tasks.readers.common import RowError, check_box, text_of
 
     if not isinstance(value, list) or not all(isinstance(item, dict) or (label and isinstance(item, list)) for item in value):
         raise RowError('a list of objects {"bbox": [x1, y1, x2, y2], "label": "cat"}', repr(value)[:80],
@@ -137,7 +137,7 @@ class Detection(AnswerTask):
     """Find all objects. Beside the parameters of AnswerTask:
 
     mode            f1 (default), v_triune, vlm_r1_map, vlm_r1_map50, od_length, weighted_sum or perception_r1; their
-                    parameters in `accuracy`, see rewards.detection
+                    parameters in `accuracy`, see mmrl.rewards.detection
     reachable       thresholds never exceed the IoU of the truth rounded to the answer's grid (default true)
     keep_truncated  an answer cut by the length limit keeps its complete objects (default true); it gets no format reward
                     and counts in truncated_rate. With false it is a failure.
@@ -180,7 +180,7 @@ class Detection(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Objects of the picture params.image_index; labels must be among params.categories if those are given."""
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         index, names = params.get("image_index", 0), _check_categories(params)
         if not isinstance(index, int) or not 0 <= index < len(sizes):
@@ -229,7 +229,7 @@ class Detection(AnswerTask):
         return f"{head}<answer>{json.dumps(kept)}</answer> (cut)"
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Detected:
-        """All objects, boxes in pixels of the original picture. Reasons: those of rewards.objects.parse_objects."""
+        """All objects, boxes in pixels of the original picture. Reasons: those of mmrl.rewards.objects.parse_objects."""
         cut = self.answer_format == "bare" and ctx.stop is StopReason.LENGTH and self.settings["keep_truncated"]
         fenced = self.settings["spelling"] == "fenced"
         if fenced and answer.strip() == "None":
@@ -242,7 +242,7 @@ class Detection(AnswerTask):
         return Detected(objects, compare(objects, _truth(sample)), parsed.truncated, parsed.unreadable)
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
-        """The boxes of a released model, see rewards.reading.places."""
+        """The boxes of a released model, see mmrl.rewards.reading.places."""
         return labelled_boxes(answer)
 
     def measure(self, value: Detected, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
@@ -285,13 +285,13 @@ class Detection(AnswerTask):
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
         """COCO numbers by pycocotools and the submission files, from the boxes and labels in each score's detail."""
-        from tasks.metrics import detection_benchmark
+        from mmrl.tasks.metrics import detection_benchmark
 
         return dict(detection_benchmark(pairs, folder))
 
     def example_data(self, folder: str) -> str:
         """24 generated scenes: one category (sometimes absent), several, and an open vocabulary; returns their file."""
-        from tasks.scenes import make_scenes
+        from mmrl.tasks.scenes import make_scenes
 
         scenes = Path(make_scenes(folder, count=24, seed=11, difficulty={1: 1.0, 2: 1.0, 3: 1.0}))
         path = scenes.with_name("detection.jsonl")

@@ -21,8 +21,8 @@ def write_rows(folder: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]
 
 
 def example_scenes(folder: str, count: int, difficulty: int = 0, seed: int = 7) -> list[dict[str, Any]]:
-    """Draw `count` scenes (tasks.scenes) and return {"id", "image", "params": {"objects": ...}} of each."""
-    from tasks.scenes import make_scenes
+    """Draw `count` scenes (mmrl.tasks.scenes) and return {"id", "image", "params": {"objects": ...}} of each."""
+    from mmrl.tasks.scenes import make_scenes
 
     lines = Path(make_scenes(folder, count=count, seed=seed, difficulty=difficulty)).read_text().splitlines()
     return [{key: row[key] for key in ("id", "image", "params")} for row in map(json.loads, lines)]

@@ -2,7 +2,7 @@
 
 A coloured square appears, moves in a straight line and disappears; where it is at each time is exact.
 
-    python -c "from tasks.frame_clips import draw_square_clip as d; print(d('runs/clip', 'red', (2, 5), 8.0).box(3))"
+    python -c "from mmrl.tasks.frame_clips import draw_square_clip as d; print(d('runs/clip', 'red', (2, 5), 8.0).box(3))"
 """
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     def close(completion: str, sample: mmrl.Sample) -> float:
         return 1.0 if completion.strip() == str(sample.answer) else 0.0
 
-The prompt is the row's media and its question; every row of mmrl's own form is taken as it is (tasks.readers.own).
+The prompt is the row's media and its question; every row of mmrl's own form is taken as it is (mmrl.tasks.readers.own).
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FunctionTask(Task):
     """Base class of such tasks; `function_task` makes one. Parameters, all optional:
 
     prompt   text with {question}, default "{question}"
-    reader   options of tasks.readers.read_any (columns, image_root, on_error ...)
+    reader   options of mmrl.tasks.readers.read_any (columns, image_root, on_error ...)
     version  digest of the function's text, so that a run is not resumed with another one unnoticed
     """
 
@@ -40,7 +40,7 @@ class FunctionTask(Task):
 
     def load(self, path: str) -> Iterable[Sample]:
         """The rows of a data file; answers are taken as they are. Raises DataError."""
-        from tasks.readers import read_any
+        from mmrl.tasks.readers import read_any
 
         options = {"on_error": self.on_error, "orientation": self.orientation, **self.params["reader"]}
         found = read_any(path, task=self.name, check=lambda task, value, frame, sizes, params: value, **options)

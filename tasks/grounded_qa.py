@@ -1,7 +1,7 @@
 """Grounded video QA: the letter of the right option, and the time in the video that shows it (NExT-GQA).
 
 A row's answer is {"choice": "B", "spans": [[start, end], ...]}, params.options the options without letters, times in seconds of
-the shown part. The answer text is {"answer": "B", "time": [start, end]}; times as in tasks.temporal_grounding.
+the shown part. The answer text is {"answer": "B", "time": [start, end]}; times as in mmrl.tasks.temporal_grounding.
 
     mean   share * right + (1 - share) * IoU (default, share 0.5)
     gated  right * IoU: both or nothing
@@ -26,21 +26,21 @@ from typing import Any, ClassVar, NamedTuple
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
+from mmrl.rewards.choice import LETTERS, parse_choice
+from mmrl.rewards.format_rules import glue_spans
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS, Extraction, strip_fence
+from mmrl.rewards.reading import Unread
+from mmrl.rewards.reading.blocks import json_block
+from mmrl.rewards.reading.choices import one_letter
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.rewards.temporal import span_iop, span_iou, union_iou
+from mmrl.rewards.text import check_number
+from mmrl.rewards.times import SPAN_KEYS, Span, read_json, spans_of
 from mmrl.task import Template
+from mmrl.tasks.base import AnswerError, AnswerTask, Prediction
+from mmrl.tasks.choice import options_of, read_letter, sample_options
+from mmrl.tasks.spans import TimeFormat, beside_spans, check_spans, clip_pair, duration_of, need_duration, spell_seconds, true_spans
 from mmrl.types import RewardContext, Sample, Score
-from rewards.choice import LETTERS, parse_choice
-from rewards.format_rules import glue_spans
-from rewards.parsing import MAX_ANSWER_CHARS, Extraction, strip_fence
-from rewards.reading import Unread
-from rewards.reading.blocks import json_block
-from rewards.reading.choices import one_letter
-from rewards.router import Part, PartFactory
-from rewards.temporal import span_iop, span_iou, union_iou
-from rewards.text import check_number
-from rewards.times import SPAN_KEYS, Span, read_json, spans_of
-from tasks.base import AnswerError, AnswerTask, Prediction
-from tasks.choice import options_of, read_letter, sample_options
-from tasks.spans import TimeFormat, beside_spans, check_spans, clip_pair, duration_of, need_duration, spell_seconds, true_spans
 
 __all__ = ["Grounded", "GroundedQA"]
 
@@ -85,7 +85,7 @@ class GroundedQA(AnswerTask):
                 both sides to the shown part before the reward (default false), metrics see what was said
     spelling    json (default), or glue: VideoChat-R1's <answer>B</answer><glue>[(s1, e1), ...]</glue>, whose halves are judged
                 apart: what cannot be read of one is wrong and leaves the other as it is
-    time_frame  seconds (default) or rel1; spans: many or one (default): see tasks.temporal_grounding
+    time_frame  seconds (default) or rel1; spans: many or one (default): see mmrl.tasks.temporal_grounding
     """
 
     ask: ClassVar[str] = ("{question}\n{options}\nThe video is {duration} seconds long. Answer with the letter of the right option "
@@ -124,7 +124,7 @@ class GroundedQA(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> dict[str, Any]:
         """{"choice": letter, "spans": [[start, end], ...] in seconds}."""
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         if not isinstance(value, Mapping) or not {"choice", "spans"} <= set(value):
             raise RowError('{"choice": "B", "spans": [[start, end], ...]}', repr(value)[:80], "mend the row")
@@ -162,8 +162,8 @@ class GroundedQA(AnswerTask):
         return Grounded("" if found.option is None else LETTERS[found.option], spans)
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Grounded:
-        """Letter and spans. Reasons: answer_too_long, not_an_object, no_choice, ambiguous_keys, those of rewards.choice and of
-        rewards.times."""
+        """Letter and spans. Reasons: answer_too_long, not_an_object, no_choice, ambiguous_keys, those of mmrl.rewards.choice and of
+        mmrl.rewards.times."""
         if len(answer) > MAX_ANSWER_CHARS:
             raise AnswerError("answer_too_long")
         if self.settings["spelling"] == "glue":
@@ -235,7 +235,7 @@ class GroundedQA(AnswerTask):
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
         """NExT-GQA's numbers and its two prediction files."""
-        from tasks.metrics.nextgqa import nextgqa_benchmark
+        from mmrl.tasks.metrics.nextgqa import nextgqa_benchmark
 
         return nextgqa_benchmark(pairs, folder)
 
@@ -250,8 +250,8 @@ class GroundedQA(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """8 clips (folders of frames) in which a square appears, asked for its colour; returns their data.jsonl."""
-        from tasks.examples import write_rows
-        from tasks.frame_clips import COLORS, draw_square_clip
+        from mmrl.tasks.examples import write_rows
+        from mmrl.tasks.frame_clips import COLORS, draw_square_clip
 
         rows, colors = [], list(COLORS)
         for index in range(8):

@@ -1,10 +1,10 @@
 """Grounding: one phrase, one box. The prompt asks for a box in the template's frame; IoU in original pixels scores it.
 
-Reads mmrl's own JSON Lines, REFER releases (RefCOCO family), VLM-R1 and EasyR1 files (tasks.readers). The metric is
+Reads mmrl's own JSON Lines, REFER releases (RefCOCO family), VLM-R1 and EasyR1 files (mmrl.tasks.readers). The metric is
 Acc@0.5 = mean(IoU >= 0.5) over all samples, a parse failure counts as 0 (REFER, no +1 in the areas). With several
 pictures the box belongs to picture params.image_index (counted from 0).
 
-    python -m tasks.scenes runs/scenes --count 200 --seed 0 && mmrl tasks check grounding --data runs/scenes/data.jsonl
+    python -m mmrl.tasks.scenes runs/scenes --count 200 --seed 0 && mmrl tasks check grounding --data runs/scenes/data.jsonl
 """
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
+from mmrl.rewards.dynamic_iou import make_iou_reward
+from mmrl.rewards.format import wrap_answer
+from mmrl.rewards.iou import box_giou, box_iou, outside_share
+from mmrl.rewards.parsing import Box, parse_boxes
+from mmrl.rewards.reading.places import one_box
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.tasks.base import EXPLAINED, FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
+from mmrl.tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
+from mmrl.tasks.truths import of_sample
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.dynamic_iou import make_iou_reward
-from rewards.format import wrap_answer
-from rewards.iou import box_giou, box_iou, outside_share
-from rewards.parsing import Box, parse_boxes
-from rewards.reading.places import one_box
-from rewards.router import Part, PartFactory
-from tasks.base import EXPLAINED, FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
-from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step, rounded_box
-from tasks.truths import of_sample
 
 __all__ = ["FRAME_WORDS", "Grounding", "SPELLINGS", "format_box"]
 
@@ -80,7 +80,7 @@ class Grounding(AnswerTask):
     """Find one object. Beside the parameters of AnswerTask:
 
     mode       iou (default), giou, static, dynamic, average or smooth; their parameters in `accuracy` (or `iou`), see
-               rewards.dynamic_iou; beside them completeness c for static, dynamic and average: (1 - c) * the reward + c
+               mmrl.rewards.dynamic_iou; beside them completeness c for static, dynamic and average: (1 - c) * the reward + c
                where the IoU reaches the threshold
     reachable  thresholds never exceed the IoU of the truth rounded to the answer's grid (default true)
     spelling   how the prompt asks for the box: list (default), bbox_2d, boxes, labelled or tokens, see SPELLINGS
@@ -129,19 +129,19 @@ class Grounding(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> list[float]:
         """One box of the picture params.image_index."""
-        from tasks.readers.common import check_answer_box
+        from mmrl.tasks.readers.common import check_answer_box
 
         return check_answer_box(self.name, value, frame, sizes, params)
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Box:
-        """Exactly one box, in pixels of the original picture. Reasons: those of rewards.parsing, several_boxes."""
+        """Exactly one box, in pixels of the original picture. Reasons: those of mmrl.rewards.parsing, several_boxes."""
         parsed = parse_boxes(answer)
         if parsed.reason or len(parsed.boxes) != 1:
             raise AnswerError(parsed.reason or "several_boxes")
         return box_to_orig(parsed.boxes[0], ctx.frame, _size(sample, ctx))
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
-        """The one box of a released model, see rewards.reading.places."""
+        """The one box of a released model, see mmrl.rewards.reading.places."""
         return one_box(answer)
 
     def measure(self, value: Box, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
@@ -158,7 +158,7 @@ class Grounding(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """24 generated scenes of every difficulty; returns their data.jsonl."""
-        from tasks.scenes import make_scenes
+        from mmrl.tasks.scenes import make_scenes
 
         return make_scenes(folder, count=24, seed=7, difficulty={0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0})
 

@@ -1,11 +1,11 @@
 """GUI actions: a screenshot, a goal and what was done so far; the next action as JSON. Right needs type, place and text.
 
 The answer is {"action": "click", "point": [x, y]}, {"action": "type", "text": "..."} and so on, from the table of the action
-space (rewards.gui_actions.SPACES); it is read as data. The default reward is the strict rule; what papers count as right is
+space (mmrl.rewards.gui_actions.SPACES); it is read as data. The default reward is the strict rule; what papers count as right is
 far more lenient (a circle of 14 % of the screen) and has names: see `mode`. Actions without arguments stay in every
 denominator.
 
-    python -c "from tasks.gui_action import GuiAction; print(GuiAction(space='web').prompt)"
+    python -c "from mmrl.tasks.gui_action import GuiAction; print(GuiAction(space='web').prompt)"
 """
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
+from mmrl.rewards.gui import centre
+from mmrl.rewards.gui_actions import (
+    SPACES,
+    Action,
+    action_from,
+    make_action_reward,
+    make_rule,
+    match_action,
+    parse_action,
+    text_kind,
+)
+from mmrl.rewards.parsing import Box
+from mmrl.rewards.reading.calls import one_call
+from mmrl.rewards.router import Part, PartFactory
 from mmrl.task import Template
+from mmrl.tasks.base import FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
+from mmrl.tasks.boxes import format_point, from_picture
+from mmrl.tasks.gui_grounding import draw_window, spell_inside
+from mmrl.tasks.truths import of_sample
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.gui import centre
-from rewards.gui_actions import SPACES, Action, action_from, make_action_reward, make_rule, match_action, parse_action, text_kind
-from rewards.parsing import Box
-from rewards.reading.calls import one_call
-from rewards.router import Part, PartFactory
-from tasks.base import FRAME_WORDS, AnswerError, AnswerTask, Prediction, picture_size
-from tasks.boxes import format_point, from_picture
-from tasks.gui_grounding import draw_window, spell_inside
-from tasks.truths import of_sample
 
 __all__ = ["GuiAction", "action_words", "true_action"]
 
@@ -110,7 +119,7 @@ class GuiAction(AnswerTask):
     """Predict the next action. Beside the parameters of AnswerTask:
 
     mode      strict (default), ui_r1, gui_r1, os_atlas or odyssey: the reward, and what the metrics count as right; settings
-              of rewards.gui_actions.MatchRule (place, radius, scale, inclusive, around, text, checked) in `accuracy`
+              of mmrl.rewards.gui_actions.MatchRule (place, radius, scale, inclusive, around, text, checked) in `accuracy`
     space     mobile (default), desktop, web or any (all of their actions); per sample in params.space, or params.platform
               where that is one of these names
     spelling  how the prompt asks for the action: json (default), ui_r1 or gui_r1 (a Python list of one dict with their keys)
@@ -178,7 +187,7 @@ class GuiAction(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> dict[str, Any]:
         """{"action", "point" and / or "bbox", "end", "text", "app", "keys", "direction"} in one spelling, in original pixels."""
-        from tasks.readers.common import GeometryError, RowError, check_box
+        from mmrl.tasks.readers.common import GeometryError, RowError, check_box
 
         space, index = self.space_of(params), params.get("image_index", 0)
         if space not in SPACES:
@@ -210,7 +219,7 @@ class GuiAction(AnswerTask):
         return spelled
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Action:
-        """Exactly one action of the sample's space, its points in original pixels. Reasons: rewards.gui_actions."""
+        """Exactly one action of the sample's space, its points in original pixels. Reasons: mmrl.rewards.gui_actions."""
         parsed = parse_action(answer, self.space_of(sample.params))
         if parsed.action is None:
             raise AnswerError(parsed.reason or "not_an_action")
@@ -218,7 +227,7 @@ class GuiAction(AnswerTask):
         return parsed.action.moved(lambda v: to_orig(v, ctx.frame, size.resized_wh, size.orig_wh))
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
-        """The one action of a released model, see rewards.reading.calls."""
+        """The one action of a released model, see mmrl.rewards.reading.calls."""
         return one_call(answer, self.space_of(sample.params))
 
     def measure(self, value: Action, sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
@@ -266,8 +275,8 @@ class GuiAction(AnswerTask):
         return self._text({"action": other})
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
-        """AndroidControl's numbers under every published rule, and gui_actions.jsonl; see tasks.metrics.gui."""
-        from tasks.metrics.gui import write_actions
+        """AndroidControl's numbers under every published rule, and gui_actions.jsonl; see mmrl.tasks.metrics.gui."""
+        from mmrl.tasks.metrics.gui import write_actions
 
         return write_actions(pairs, folder)
 

@@ -5,7 +5,7 @@ makes no difference to the button, so nothing else is paid. `gaussian` (GUI-G2) 
 in place of a point is reduced to its centre. With `label_free: true` the truth is not paid at all: the answers of a group
 vote (GUI-RCPO).
 
-    python -m tasks.pages runs/pages --count 200 && mmrl tasks check gui_grounding --data runs/pages
+    python -m mmrl.tasks.pages runs/pages --count 200 && mmrl tasks check gui_grounding --data runs/pages
 """
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from typing import Any, ClassVar, NamedTuple
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import register
+from mmrl.rewards.format import wrap_answer
+from mmrl.rewards.format_rules import make_format_rule
+from mmrl.rewards.gui import Point, centre, in_box, make_point_reward, parse_point, region_votes
+from mmrl.rewards.official import Asked
+from mmrl.rewards.parsing import Box
+from mmrl.rewards.reading.calls import call_place
+from mmrl.rewards.reading.places import one_place
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.tasks.base import AnswerError, AnswerTask, Prediction, picture_size
+from mmrl.tasks.boxes import beside, format_box, from_picture, grid_step, rounded_box
+from mmrl.tasks.truths import of_sample
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.format import wrap_answer
-from rewards.format_rules import make_format_rule
-from rewards.gui import Point, centre, in_box, make_point_reward, parse_point, region_votes
-from rewards.official import Asked
-from rewards.parsing import Box
-from rewards.reading.calls import call_place
-from rewards.reading.places import one_place
-from rewards.router import Part, PartFactory
-from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
-from tasks.boxes import beside, format_box, from_picture, grid_step, rounded_box
-from tasks.truths import of_sample
 
 __all__ = ["GuiGrounding", "Pointing", "Window", "draw_window", "make_windows", "spell_inside"]
 
@@ -85,7 +85,7 @@ def _best(sample: Sample, frame: CoordFrame, size: ImageSize, reply: str) -> Poi
 
 
 def _accuracy_part(mode: str, reply: str = "point", reachable: bool = True, **params: Any) -> Part:
-    """A point reward of rewards.gui; a gaussian of point replies pays no coverage unless told so."""
+    """A point reward of mmrl.rewards.gui; a gaussian of point replies pays no coverage unless told so."""
     if mode == "gaussian" and reply == "point":
         params = {"coverage": 0.0, **params}
     reward = make_point_reward(mode, **params)
@@ -129,7 +129,7 @@ def draw_window(folder: Path, index: int) -> Window:
     """Example `index`: one to three coloured, named buttons on a grey window, saved as folder/images/window-INDEX.png."""
     from PIL import Image, ImageDraw
 
-    from tasks.scenes import COLORS
+    from mmrl.tasks.scenes import COLORS
 
     rng = random.Random(index)
     width, height = ((448, 280), (196, 392), (336, 336))[index % 3]
@@ -168,7 +168,7 @@ def make_windows(folder: str, count: int = 12) -> str:
 class GuiGrounding(AnswerTask):
     """Point at one element of a screenshot. Beside the parameters of AnswerTask:
 
-    mode        inside (default), gaussian, distance, ui_r1 or gui_r1; their parameters in `accuracy`, see rewards.gui
+    mode        inside (default), gaussian, distance, ui_r1 or gui_r1; their parameters in `accuracy`, see mmrl.rewards.gui
     reply       point (default) or box: what the prompt asks for; `gaussian` pays coverage for boxes, and the format of a box
                 is four numbers: a point earns none of it
     label_free  pay the agreement of a group's answers instead of the truth (default false). Rows may then hold
@@ -231,7 +231,7 @@ class GuiGrounding(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> list[float] | None:
         """The element's box in picture params.image_index; with `label_free` also null, a row without a truth."""
-        from tasks.readers.common import RowError, check_answer_box
+        from mmrl.tasks.readers.common import RowError, check_answer_box
 
         if value is None:
             if self.settings["label_free"]:
@@ -240,7 +240,7 @@ class GuiGrounding(AnswerTask):
         return check_answer_box(self.name, value, frame, sizes, params)
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Pointing:
-        """Exactly one point, or one box with its centre, in original pixels. Reasons: those of rewards.gui.parse_point."""
+        """Exactly one point, or one box with its centre, in original pixels. Reasons: those of mmrl.rewards.gui.parse_point."""
         parsed = parse_point(answer)
         if parsed.point is None:
             raise AnswerError(parsed.reason or "not_a_point")
@@ -257,7 +257,7 @@ class GuiGrounding(AnswerTask):
         return Asked(str(self.name), sample.answer, params=sample.params, extent=ctx.frame.extent(size.resized_wh, size.orig_wh))
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
-        """The place of one call, or the one point or box of a released model, see rewards.reading."""
+        """The place of one call, or the one point or box of a released model, see mmrl.rewards.reading."""
         size = _size(sample, ctx)
         called = call_place(answer)
         return called if called is not None else one_place(answer, ctx.frame.extent(size.resized_wh, size.orig_wh))
@@ -281,7 +281,7 @@ class GuiGrounding(AnswerTask):
                 "gold_points": [list(centre(box)) for box in gold], "frame": CoordFrame.ABS_ORIG.value}
 
     def score_in_group(self, sample: Sample, scores: Sequence[Score], index: int) -> Score:
-        """With `label_free`, accuracy becomes what the group's answers say about this one (rewards.gui.region_votes)."""
+        """With `label_free`, accuracy becomes what the group's answers say about this one (mmrl.rewards.gui.region_votes)."""
         own = scores[index]
         if not self.in_group or not own.parsed:
             return own
@@ -329,8 +329,8 @@ class GuiGrounding(AnswerTask):
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
         """ScreenSpot numbers (per cell, mean of cells, micro) and prediction files of the rows with a truth; see
-        tasks.metrics.gui."""
-        from tasks.metrics.gui import write_grounding
+        mmrl.tasks.metrics.gui."""
+        from mmrl.tasks.metrics.gui import write_grounding
 
         return write_grounding([pair for pair in pairs if pair[0].answer is not None], folder)
 

@@ -5,7 +5,7 @@
 Pieces are counted from 1 in reading order as the picture shows them. answer[k] is the piece that belongs to place k + 1 of
 the whole picture, again in reading order: [2, 1, 4, 3] swaps the two columns. Any folder of pictures becomes a set:
 
-    python -m tasks.jigsaw runs/jigsaws --images my_pictures --grid 2x2 --seed 0
+    python -m mmrl.tasks.jigsaw runs/jigsaws --images my_pictures --grid 2x2 --seed 0
     mmrl tasks check jigsaw --data runs/jigsaws/data.jsonl
 """
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, MMRLError
 from mmrl.registry import register
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS
+from mmrl.rewards.reading.blocks import json_block
+from mmrl.rewards.router import Part, PartFactory
 from mmrl.task import Template
+from mmrl.tasks.base import AnswerError, AnswerTask, Prediction
+from mmrl.tasks.examples import write_rows
 from mmrl.types import RewardContext, Sample
-from rewards.parsing import MAX_ANSWER_CHARS
-from rewards.reading.blocks import json_block
-from rewards.router import Part, PartFactory
-from tasks.base import AnswerError, AnswerTask, Prediction
-from tasks.examples import write_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -93,7 +93,7 @@ class Jigsaw(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> list[int]:
         """A permutation of 1..n as a list or its text; params.grid = [rows, columns] must have n places."""
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         grid = params.get("grid")
         if grid is not None and (not isinstance(grid, (list, tuple)) or len(grid) != 2
@@ -139,7 +139,7 @@ class Jigsaw(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """12 jigsaws of generated scenes, 2 x 2 and 2 x 3; returns their data.jsonl."""
-        from tasks.scenes import make_scenes
+        from mmrl.tasks.scenes import make_scenes
 
         scenes = Path(make_scenes(Path(folder) / "whole", count=12, seed=5, difficulty=2)).parent
         pictures = sorted((scenes / "images").glob("*.png"))
@@ -211,7 +211,7 @@ def _grid(text: str) -> tuple[int, int]:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line: cuts every picture below a folder and prints the path of the set's data.jsonl."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.jigsaw", description="Cut pictures into jigsaws.")
+    parser = argparse.ArgumentParser(prog="python -m mmrl.tasks.jigsaw", description="Cut pictures into jigsaws.")
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--images", required=True, help="folder with pictures, searched with its subfolders")
     parser.add_argument("--grid", default="2x2", help="rows x columns, for example 2x2 or 3x3")

@@ -1,4 +1,4 @@
-"""From a completion to a value at a level of rewards.reading: what AnswerTask reads with, and AnswerError.
+"""From a completion to a value at a level of mmrl.rewards.reading: what AnswerTask reads with, and AnswerError.
 
 The answer is parsed as it stands, else without wrappers, else (above strict) in the canonical spelling that the task's `native`
 translates it into: so no level makes another value valid, and a text that holds two answers is one at no level but official. There
@@ -10,11 +10,11 @@ import abc
 import contextlib
 from typing import Any
 
+from mmrl.rewards.official import Asked, Found, extract
+from mmrl.rewards.parsing import Extraction, extract_answer
+from mmrl.rewards.reading import LEVELS, Unread, unwrap
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, StopReason
-from rewards.official import Asked, Found, extract
-from rewards.parsing import Extraction, extract_answer
-from rewards.reading import LEVELS, Unread, unwrap
 
 __all__ = ["AnswerError", "ReadingTask"]
 
@@ -47,12 +47,13 @@ class ReadingTask(Task):
         """The value an answer text stands for, coordinates in original pixels. Raises AnswerError(reason)."""
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
-        """`answer`, in which wrappers are removed and which `parse` refused, translated from a dialect of rewards.reading into the
-        canonical spelling; None where it is in none of them. Raises rewards.reading.Unread for two values. Default: None."""
+        """`answer`, in which wrappers are removed and which `parse` refused, translated from a dialect of mmrl.rewards.reading into
+        the canonical spelling; None where it is in none of them. Raises mmrl.rewards.reading.Unread for two values. Default:
+        None."""
         return None
 
     def asked(self, sample: Sample, ctx: RewardContext) -> Asked:
-        """What an extractor of rewards.official is told of the question. Default: the truth and the row's params."""
+        """What an extractor of mmrl.rewards.official is told of the question. Default: the truth and the row's params."""
         return Asked(str(self.name), sample.answer, params=sample.params)
 
     def official(self, answer: str, sample: Sample, ctx: RewardContext) -> Found | None:

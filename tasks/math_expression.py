@@ -3,7 +3,7 @@ r"""Mathematics: the answer is an expression, compared by meaning (math-verify),
     {"id": "7", "image": "7.png", "question": "What is the length of AB?", "answer": "\\frac{3}{4}\\sqrt{2}"}
 
 The answer is LaTeX or plain text, inside \boxed{} or not; several boxes are a failure. Anything sympy has to look at runs
-in a process with a deadline (rewards.verifier_pool), so a hostile expression costs a recorded 0 (`verifier_timeout`),
+in a process with a deadline (mmrl.rewards.verifier_pool), so a hostile expression costs a recorded 0 (`verifier_timeout`),
 never a hang; a verifier that crashes is a reward error, not a wrong answer. Where the truth is a number, the answer must
 be a value: "3/4 + 1/2" is `not_evaluated`, and so is "10/2" for 5.
 
@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, RewardError
 from mmrl.registry import register
+from mmrl.rewards.math_expression import MathVerdict, parse_expression, verify_expression
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
 from mmrl.types import RewardContext, Sample, Score
-from rewards.math_expression import MathVerdict, parse_expression, verify_expression
-from rewards.router import Part, PartFactory
-from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
 
 __all__ = ["Math"]
 
@@ -81,7 +81,7 @@ class Math(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> str:
         """The expression as text, out of its box and dollars; numbers become text."""
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         text = repr(value) if type(value) in (int, float) else value
         found = parse_expression(text) if isinstance(text, str) else None
@@ -139,7 +139,7 @@ class Math(AnswerTask):
         """12 pictures of an expression; returns their data.jsonl."""
         from PIL import Image, ImageDraw, ImageFont
 
-        from tasks.examples import write_rows
+        from mmrl.tasks.examples import write_rows
 
         (Path(folder) / "images").mkdir(parents=True, exist_ok=True)
         rows: list[dict[str, Any]] = []

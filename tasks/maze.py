@@ -6,7 +6,7 @@
 params.maze holds rows of cells: # wall, . free, S start, G goal. The moves are walked, not compared: any way that ends on
 the goal without touching a wall or leaving the board is right, a detour included (`optimal` measures the shortest).
 
-    python -m tasks.maze runs/mazes --count 200 --size 4 --seed 0 && mmrl tasks check maze --data runs/mazes/data.jsonl
+    python -m mmrl.tasks.maze runs/mazes --count 200 --size 4 --seed 0 && mmrl tasks check maze --data runs/mazes/data.jsonl
 """
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.registry import register
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.tasks.base import AnswerError, AnswerTask, Prediction
+from mmrl.tasks.examples import write_rows
 from mmrl.types import RewardContext, Sample
-from rewards.parsing import MAX_ANSWER_CHARS
-from rewards.router import Part, PartFactory
-from tasks.base import AnswerError, AnswerTask, Prediction
-from tasks.examples import write_rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -105,7 +105,7 @@ class Walk(NamedTuple):
 
 def read_board(value: Any) -> Board:
     """params.maze as a Board. Raises RowError."""
-    from tasks.readers.common import RowError
+    from mmrl.tasks.readers.common import RowError
 
     rows = value if isinstance(value, (list, tuple)) else []
     if not rows or not all(isinstance(r, str) and r and not set(r) - set("#.SG") and len(r) == len(rows[0]) for r in rows):
@@ -198,7 +198,7 @@ class Maze(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> list[str]:
         """Moves (a list or their text) that solve params.maze."""
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         board = read_board(params.get("maze"))
         try:
@@ -312,7 +312,7 @@ def make_mazes(out_dir: str | os.PathLike[str], count: int, size: int = 4, seed:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line: writes a set and prints the path of its data.jsonl."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.maze", description="Write generated mazes.")
+    parser = argparse.ArgumentParser(prog="python -m mmrl.tasks.maze", description="Write generated mazes.")
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--count", type=int, default=200, help="number of mazes")
     parser.add_argument("--size", type=int, default=4, help="rooms per side; the picture has 2 * size + 1 cells per side")

@@ -37,7 +37,7 @@ class Mixed(Task):
     tasks   {name: parameters} of members; names are built-in tasks or any form of mmrl's registry. A built-in task
             that is not listed takes its defaults; a task that is not built in must be listed to be used.
     shared  parameters of every member, under its own ones; for example {answer_format: think}
-    reader  options of tasks.readers.read_any (format, image_root, only_mine, types, images_only ...)
+    reader  options of mmrl.tasks.readers.read_any (format, image_root, only_mine, types, images_only ...)
 
     `members` maps names to tasks: those listed, and those some row asked for.
     """
@@ -92,7 +92,7 @@ class Mixed(Task):
 
     def _check_row(self, task: str, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                    params: Mapping[str, Any]) -> Any:
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         if task not in self.known:
             raise RowError(f"a task type of {', '.join(self.known)}", repr(task)[:60],
@@ -109,7 +109,7 @@ class Mixed(Task):
     def load(self, path: str) -> Iterable[Sample]:
         """Samples of every task in file order. Unusable rows: `self.rejected` with on_error 'record'; rows left out on
         request: counted by reason in `self.skipped`."""
-        from tasks.readers import read_any
+        from mmrl.tasks.readers import read_any
 
         options = {"on_error": self.on_error, "orientation": self.orientation, **self.params["reader"]}
         readout = read_any(path, task=self.name, check=self._check_row, **options)
@@ -166,7 +166,7 @@ class Mixed(Task):
 
     def example_data(self, folder: str) -> str:
         """Six generated pictures of each of five tasks; returns their data.jsonl."""
-        from tasks.playground import make_playground
+        from mmrl.tasks.playground import make_playground
 
         rows = []
         for name in _EXAMPLES:

@@ -18,9 +18,8 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.registry import register
-from mmrl.types import RewardContext, Sample, Score
-from rewards.format import wrap_answer
-from rewards.numeric import (
+from mmrl.rewards.format import wrap_answer
+from mmrl.rewards.numeric import (
     PERCENT,
     NumberParse,
     is_division,
@@ -31,10 +30,11 @@ from rewards.numeric import (
     rounded_equal,
     within,
 )
-from rewards.reading.numbers import one_number
-from rewards.router import Part, PartFactory
-from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
-from tasks.truths import of_sample
+from mmrl.rewards.reading.numbers import one_number
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
+from mmrl.tasks.truths import of_sample
+from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["Numeric"]
 
@@ -70,7 +70,7 @@ class Numeric(AnswerTask):
     """One number. Beside the parameters of AnswerTask:
 
     mode     exact (default; follows params.precision and params.tolerance of the sample), tolerance, mra, regression or
-             rounded; their parameters in `accuracy`, see rewards.numeric.make_closeness
+             rounded; their parameters in `accuracy`, see mmrl.rewards.numeric.make_closeness
     percent  what 12% means: refuse (default, a failure), keep (12) or fraction (0.12)
     parse    whole (default: the answer is the number), or first_token (VSI-Bench's official reading)
     evaluated  a truth that is a whole number asks for its digits, not for a division such as 10/2 (default true)
@@ -127,7 +127,7 @@ class Numeric(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> float | int | str:
         """A finite number, or its text; the sample's precision, tolerance, unit and percent are checked as well."""
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         precision, tolerance = params.get("precision"), params.get("tolerance", {})
         if precision is not None and (type(precision) not in (int, float) or precision % 1 or not 0 <= precision <= 15):
@@ -148,7 +148,7 @@ class Numeric(AnswerTask):
         return value
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> NumberParse:
-        """The number of the answer. Reasons: those of rewards.numeric, not_evaluated (a division for a whole number)."""
+        """The number of the answer. Reasons: those of mmrl.rewards.numeric, not_evaluated (a division for a whole number)."""
         first = self.settings["parse"] == "first_token"
         found = parse_first_token(answer) if first else self._read(answer, sample.params, sample.answer)
         if found.value is None:
@@ -215,14 +215,14 @@ class Numeric(AnswerTask):
         return {**summary, **super().summarize(rows)}
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
-        """MRA by question type for samples with params.suite (VSI-Bench), see tasks.metrics.video_suites."""
-        from tasks.metrics.video_suites import suite_numbers
+        """MRA by question type for samples with params.suite (VSI-Bench), see mmrl.tasks.metrics.video_suites."""
+        from mmrl.tasks.metrics.video_suites import suite_numbers
 
         return suite_numbers(pairs, "mra")
 
     def example_data(self, folder: str) -> str:
         """12 scenes of one shape, asked for its width in pixels or as a share of the picture; returns their data.jsonl."""
-        from tasks.examples import example_scenes, write_rows
+        from mmrl.tasks.examples import example_scenes, write_rows
 
         rows = []
         for index, row in enumerate(example_scenes(folder, 12)):

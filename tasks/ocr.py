@@ -1,7 +1,7 @@
 """OCR: read a line or a page. The answer is the text itself; of several accepted texts the best one counts.
 
 The default reward is mode `indel`, right characters minus wrong ones as a share of the truth: 1 for the whole text, and
-filling up what was not read with likely characters does not pay (rewards.text). The metrics are ned (1 - normalised edit
+filling up what was not read with likely characters does not pay (mmrl.rewards.text). The metrics are ned (1 - normalised edit
 distance), wer (1 - word error rate, at least 0), both on the text as it is, and correct (equal after `normalise_text`).
 `edit_distance` in the summary is PageOCR's number (Fox), mean edit distance / length of the longer text: lower is better,
 a failure counts as 1, where the official script leaves it out.
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrl.registry import register
-from mmrl.types import RewardContext, Sample, Score
-from rewards.text import (
+from mmrl.rewards.text import (
     MAX_CHARS,
     check_steps,
     normalise,
     normalised_edit_distance,
     word_error_rate,
 )
-from tasks.base import EXPLAINED
-from tasks.examples import draw_text, write_rows
-from tasks.texts import TextTask, accepted_texts
+from mmrl.tasks.base import EXPLAINED
+from mmrl.tasks.examples import draw_text, write_rows
+from mmrl.tasks.texts import TextTask, accepted_texts
+from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["OCR"]
 
@@ -38,9 +38,9 @@ _WORDS = ("OPEN", "CAFE", "ROOM", "EXIT", "TAXI", "MENU", "SALE", "PARK", "BUS",
 class OCR(TextTask):
     """Read text. Beside the parameters of AnswerTask:
 
-    mode            indel (default), ned, wer, cer, ratio, rouge, exact, anls, token_f1 or contains, see rewards.text;
+    mode            indel (default), ned, wer, cer, ratio, rouge, exact, anls, token_f1 or contains, see mmrl.rewards.text;
                     `contains` is OCRBench's rule for evaluation, no training reward
-    normalise_text  steps of rewards.text.STEPS for the reward and for `correct` (default nfkc, collapse, strip); [] for
+    normalise_text  steps of mmrl.rewards.text.STEPS for the reward and for `correct` (default nfkc, collapse, strip); [] for
                     texts whose spaces matter, such as code
     max_chars       longer answers are failures, longer truths errors (default 8192)
     """
@@ -92,7 +92,7 @@ class OCR(TextTask):
 
         params.dataset (or the source) names OCRBench's subset; pageocr.json is Fox's result file: label and answer.
         """
-        from tasks.metrics.ocrbench import Item, ocrbench_scores, write_ocrbench
+        from mmrl.tasks.metrics.ocrbench import Item, ocrbench_scores, write_ocrbench
 
         items, pages = [], []
         for sample, score in pairs:

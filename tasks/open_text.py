@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mmrl.registry import register
+from mmrl.rewards.text import MAX_CHARS, TextReward, check_number, docvqa_anls, make_text_reward
+from mmrl.tasks.base import EXPLAINED
+from mmrl.tasks.examples import write_rows
+from mmrl.tasks.texts import TextTask, accepted_texts
 from mmrl.types import RewardContext, Sample
-from rewards.text import MAX_CHARS, TextReward, check_number, docvqa_anls, make_text_reward
-from tasks.base import EXPLAINED
-from tasks.examples import write_rows
-from tasks.texts import TextTask, accepted_texts
 
 __all__ = ["OpenText"]
 
@@ -37,9 +37,9 @@ def _metric(mode: str, max_chars: int) -> TextReward:
 class OpenText(TextTask):
     """Answer in words. Beside the parameters of AnswerTask:
 
-    mode            rouge (default), token_f1, exact, anls, ned, indel, wer, cer, ratio or contains, see rewards.text
-    normalise_text  steps of rewards.text.STEPS for the reward; default (null): the mode's own; [] keeps code as it is
-    correct_by      mode of rewards.text that decides `correct` (default token_f1), with its own normalisation
+    mode            rouge (default), token_f1, exact, anls, ned, indel, wer, cer, ratio or contains, see mmrl.rewards.text
+    normalise_text  steps of mmrl.rewards.text.STEPS for the reward; default (null): the mode's own; [] keeps code as it is
+    correct_by      mode of mmrl.rewards.text that decides `correct` (default token_f1), with its own normalisation
     correct_from    its least value for a correct answer (default 0.8)
     max_chars       longer answers are failures, longer truths errors (default 8192)
     """

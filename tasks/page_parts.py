@@ -1,9 +1,9 @@
-"""What generated screens are made of: words, icons and layouts, as HTML text. Rendered by tasks.pages.
+"""What generated screens are made of: words, icons and layouts, as HTML text. Rendered by mmrl.tasks.pages.
 
 An element that may be asked for carries data-say (its instruction) and data-type (text or icon). Each word is used once per
 page, so an instruction names one element.
 
-    python -c "from random import Random; from tasks.page_parts import page_html; print(page_html('web', Random(0), 640, 400))"
+    python -c "from random import Random; from mmrl.tasks.page_parts import page_html; print(page_html('web', Random(0), 640, 400))"
 """
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ Every page is drawn from a seed: buttons, links, icons, inputs, check boxes, lis
 or web look. Boxes come from the browser's own layout; only elements that are visible, not covered and named by exactly one
 instruction become questions. Needs Playwright's Python package and the distribution's Chromium; nothing is fetched.
 
-    python -m tasks.pages runs/pages --count 200 --seed 0 --width 1280 --height 800
-    python -m tasks.pages runs/simple --count 500 --style simple --width 112 --height 112   # for assets/tiny_vlm
+    python -m mmrl.tasks.pages runs/pages --count 200 --seed 0 --width 1280 --height 800
+    python -m mmrl.tasks.pages runs/simple --count 500 --style simple --width 112 --height 112   # for assets/tiny_vlm
 
 Written: screenspot_{mobile,desktop,web}.json (img_filename, instruction, bbox as x, y, width, height in pixels, data_type,
-data_source) and the pictures in screenspot_imgs/. Style `simple` shows one or two coloured shapes as in tasks.scenes.
+data_source) and the pictures in screenspot_imgs/. Style `simple` shows one or two coloured shapes as in mmrl.tasks.scenes.
 """
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
-from tasks.page_parts import LOOKS, page_html
-from tasks.scenes import COLORS, draw_scene
+from mmrl.tasks.page_parts import LOOKS, page_html
+from mmrl.tasks.scenes import COLORS, draw_scene
 
 __all__ = ["LOOKS", "PROGRAMS", "STYLES", "browser_page", "find_chromium", "make_pages", "simple_html"]
 
@@ -85,7 +85,7 @@ def browser_page(program: str | None = None) -> Iterator[Any]:
             driver = stack.enter_context(sync_playwright())
         except Error as err:
             raise ConfigError(f"expected a plain script, found one where the browser cannot be driven: "
-                              f"{' '.join(str(err).split())[:200]}; run `python -m tasks.pages` instead") from err
+                              f"{' '.join(str(err).split())[:200]}; run `python -m mmrl.tasks.pages` instead") from err
         try:
             browser = driver.chromium.launch(executable_path=path, args=flags)
         except Error as err:
@@ -96,7 +96,7 @@ def browser_page(program: str | None = None) -> Iterator[Any]:
 
 
 def simple_html(rng: np.random.Generator, size: int) -> str:
-    """A page of `size` x `size` pixels: one or two shapes of tasks.scenes as buttons on its graded canvas."""
+    """A page of `size` x `size` pixels: one or two shapes of mmrl.tasks.scenes as buttons on its graded canvas."""
     scene = draw_scene(rng, size, int(rng.integers(2)), background="graded")
     forms = {"square": "", "circle": "border-radius:50%;", "triangle": "clip-path:polygon(50% 0, 100% 100%, 0 100%);"}
     shapes = "".join(
@@ -217,7 +217,7 @@ def make_pages(out_dir: str | os.PathLike[str], count: int, seed: int = 0, width
 
 def main(argv: list[str] | None = None) -> int:
     """Command line: writes a set and prints its folder."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.pages", description="Render generated screens with their targets.")
+    parser = argparse.ArgumentParser(prog="python -m mmrl.tasks.pages", description="Render generated screens with their targets.")
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--count", type=int, default=200, help="number of pages")
     parser.add_argument("--seed", type=int, default=0, help="seed of the set")

@@ -1,8 +1,8 @@
 """Generated pictures and questions for a whole family of tasks, so that a mixed run can be tried without any download.
 
-    python -m tasks.playground runs/playground --count 200 --seed 0          # one data.jsonl per task
+    python -m mmrl.tasks.playground runs/playground --count 200 --seed 0          # one data.jsonl per task
 
-The pictures are those of tasks.scenes (coloured shapes on a canvas), the rows mmrl's own JSON Lines: grounding,
+The pictures are those of mmrl.tasks.scenes (coloured shapes on a canvas), the rows mmrl's own JSON Lines: grounding,
 detection, counting, classification, choice, boolean, OCR and clicking. Seeded: row i of a set depends on (seed, task,
 prefix, i) only.
 """
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from tasks.examples import write_rows
-from tasks.scenes import BACKGROUNDS, COLORS, SHAPES, draw_objects
+from mmrl.tasks.examples import write_rows
+from mmrl.tasks.scenes import BACKGROUNDS, COLORS, SHAPES, draw_objects
 
 if TYPE_CHECKING:
-    from tasks.scenes import Picture
+    from mmrl.tasks.scenes import Picture
 
 __all__ = ["KINDS", "make_playground"]
 
@@ -161,7 +161,7 @@ def make_playground(out_dir: str | os.PathLike[str], task: str, count: int, seed
 
 def main(argv: list[str] | None = None) -> int:
     """Command line: one folder per task below `out`."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.playground", description="Write generated task pictures.")
+    parser = argparse.ArgumentParser(prog="python -m mmrl.tasks.playground", description="Write generated task pictures.")
     parser.add_argument("out", help="folder to write; one sub-folder per task")
     parser.add_argument("--count", type=int, default=200, help="rows per task")
     parser.add_argument("--seed", type=int, default=0)

@@ -4,7 +4,7 @@ A row's answer is {"objects": [{"id": "1", "label": "red circle", "bbox": [x1, y
 "relations": [["1", "left of", "2"], ...]}; a model answers the same with bbox_2d in the prompt's frame, or as R1-SGG asks for
 it, {"objects": [{"id": "person.1", "bbox": [...]}], "relationships": [{"subject": "person.1", ...}]}. Ids only tie relations
 to objects; where an object has no label, its id is one, without the number. The default reward is the mean of a soft node F1
-and the edges' F1 (rewards.scene_graph); what is invented costs, and so does what is left out.
+and the edges' F1 (mmrl.rewards.scene_graph); what is invented costs, and so does what is left out.
 
     mmrl tasks check scene_graph --data my.jsonl
 """
@@ -18,18 +18,18 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
+from mmrl.rewards.objects import MAX_OBJECT_CHARS, MAX_OBJECTS, ObjectError, label_of, normalise_label, number_box
+from mmrl.rewards.parsing import load_json, strip_fence
+from mmrl.rewards.r1_sgg import make_r1_sgg
+from mmrl.rewards.reading.blocks import json_block
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.rewards.scene_graph import Edge, Graph, graph_metrics, make_scene_graph_reward
+from mmrl.rewards.text import check_names
+from mmrl.tasks.base import AnswerError, AnswerTask, Prediction, picture_size
+from mmrl.tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step
+from mmrl.tasks.detection import check_objects, hull
+from mmrl.tasks.texts import foreign_text
 from mmrl.types import ImageSize, RewardContext, Sample
-from rewards.objects import MAX_OBJECT_CHARS, MAX_OBJECTS, ObjectError, label_of, normalise_label, number_box
-from rewards.parsing import load_json, strip_fence
-from rewards.r1_sgg import make_r1_sgg
-from rewards.reading.blocks import json_block
-from rewards.router import Part, PartFactory
-from rewards.scene_graph import Edge, Graph, graph_metrics, make_scene_graph_reward
-from rewards.text import check_names
-from tasks.base import AnswerError, AnswerTask, Prediction, picture_size
-from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step
-from tasks.detection import check_objects, hull
-from tasks.texts import foreign_text
 
 __all__ = ["MAX_RELATIONS", "SceneGraph", "parse_graph"]
 
@@ -108,7 +108,7 @@ def parse_graph(answer: str) -> Graph:
 
     A relation that names an unknown id is kept as a wrong one. Raises AnswerError: answer_too_long, not_a_graph,
     no_objects, no_relations, too_many_objects, too_many_relations, no_id, repeated_id, not_a_relation and the reasons of
-    rewards.objects. Nothing in the text is run.
+    mmrl.rewards.objects. Nothing in the text is run.
     """
     if len(answer) > MAX_OBJECT_CHARS:
         raise AnswerError("answer_too_long")
@@ -128,7 +128,7 @@ def parse_graph(answer: str) -> Graph:
 
 
 def _accuracy_part(mode: str, **params: Any) -> Part:
-    """A rule of rewards.scene_graph or rewards.r1_sgg in pixels of the original picture."""
+    """A rule of mmrl.rewards.scene_graph or mmrl.rewards.r1_sgg in pixels of the original picture."""
     if mode == "r1_sgg":
         check_names("mode 'r1_sgg'", make_r1_sgg, params)
         published = make_r1_sgg(**params)
@@ -145,8 +145,8 @@ def _accuracy_part(mode: str, **params: Any) -> Part:
 class SceneGraph(AnswerTask):
     """Describe a picture as a graph. Beside the parameters of AnswerTask:
 
-    mode      f1 (default), r1_sgg_hard or r1_sgg_soft, see rewards.scene_graph; r1_sgg, see rewards.r1_sgg; their parameters
-              in `accuracy`
+    mode      f1 (default), r1_sgg_hard or r1_sgg_soft, see mmrl.rewards.scene_graph; r1_sgg, see mmrl.rewards.r1_sgg; their
+              parameters in `accuracy`
     spelling  how the prompt asks for the graph: ids (default) or r1_sgg; both are read
     """
 
@@ -178,7 +178,7 @@ class SceneGraph(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> dict[str, Any]:
         """A graph of the picture params.image_index whose relations join objects that exist."""
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         if not isinstance(value, dict) or set(value) - {"objects", "relations"} or "objects" not in value:
             raise RowError('a graph {"objects": [...], "relations": [...]}', repr(value)[:80], "write exactly these keys")
@@ -252,7 +252,7 @@ class SceneGraph(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """16 generated scenes with the relations left of and above; returns their file."""
-        from tasks.scenes import make_scenes
+        from mmrl.tasks.scenes import make_scenes
 
         scenes = Path(make_scenes(folder, count=16, seed=17, difficulty={0: 0.5, 1: 1.0, 2: 1.0, 3: 1.0}))
         path = scenes.with_name("scene_graph.jsonl")
@@ -262,7 +262,7 @@ class SceneGraph(AnswerTask):
 
 
 def _check_relations(relations: Any, names: set[str]) -> None:
-    from tasks.readers.common import RowError
+    from mmrl.tasks.readers.common import RowError
 
     if not isinstance(relations, list) or not all(isinstance(r, list) and len(r) == 3 for r in relations):
         raise RowError("relations as [[subject id, predicate, object id], ...]", repr(relations)[:80], "write three values each")

@@ -2,8 +2,8 @@
 
 The same parameters give byte-identical files, so a scene set can be rebuilt anywhere instead of being shipped.
 
-    python -m tasks.scenes runs/scenes --count 500 --seed 0 --difficulty 1
-    python -m tasks.scenes runs/mixed --count 500 --seed 1 --mix 0:0.5,1:0.3,3:0.2
+    python -m mmrl.tasks.scenes runs/scenes --count 500 --seed 0 --difficulty 1
+    python -m mmrl.tasks.scenes runs/mixed --count 500 --seed 1 --mix 0:0.5,1:0.3,3:0.2
 
 Difficulty 0: one object. 1: two objects that differ. 2: three or four objects among grey strokes.
 3: a relation, "the red circle left of the blue square", where a second red circle makes the relation necessary.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean
-from tasks.examples import write_rows
+from mmrl.tasks.examples import write_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -274,7 +274,7 @@ def _parse_mix(text: str) -> dict[int, float]:
 
 def main(argv: list[str] | None = None) -> int:
     """Command line: writes a set and prints the path of its data.jsonl."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.scenes", description="Write generated grounding scenes.")
+    parser = argparse.ArgumentParser(prog="python -m mmrl.tasks.scenes", description="Write generated grounding scenes.")
     parser.add_argument("out", help="folder to write")
     parser.add_argument("--count", type=int, default=500, help="number of scenes")
     parser.add_argument("--seed", type=int, default=0, help="seed of the set")

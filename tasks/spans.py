@@ -3,11 +3,11 @@
 All times of samples are seconds from the beginning of the shown part. How an answer spells them is a TimeFormat:
 
     spelling    list [2.5, 7] (default), to `2.5 to 7`, json {"time": [2.5, 7]}, start_end {"start_time": "2.5", ...},
-                clock ["00:02.50", "00:07.00"]; it decides what is asked for, every spelling of rewards.times is read
+                clock ["00:02.50", "00:07.00"]; it decides what is asked for, every spelling of mmrl.rewards.times is read
     time_frame  seconds (default), or rel1: numbers are shares of the duration. Declared, never guessed
     spans       many (default): a list of spans; one: exactly one, several are a failure
 
-    python -c "from tasks.spans import TimeFormat; print(TimeFormat('to', 'seconds', 'one').write([(2.5, 7)], 10))"
+    python -c "from mmrl.tasks.spans import TimeFormat; print(TimeFormat('to', 'seconds', 'one').write([(2.5, 7)], 10))"
 """
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.rewards.temporal import clip_spans, merged
+from mmrl.rewards.times import Span, SpanParse
+from mmrl.tasks.base import AnswerError
 from mmrl.types import ImageSize, RewardContext, Sample
-from rewards.temporal import clip_spans, merged
-from rewards.times import Span, SpanParse
-from tasks.base import AnswerError
 
 __all__ = [
     "SPELLINGS", "TIMED", "TIME_WORDS", "ClipPair", "TimeFormat", "beside_spans", "check_spans", "clip_pair", "clip_size",
@@ -97,7 +97,7 @@ def check_spans(value: Any, params: Mapping[str, Any]) -> list[list[float]]:
     has ends up to 1.5 s behind the video's end, NExT-GQA starts before 0, and the official numbers use them so (`outside_clip`
     counts them). Raises RowError for anything else, for a start that is not before the end, and for a span wholly outside the
     video."""
-    from tasks.readers.common import RowError
+    from mmrl.tasks.readers.common import RowError
 
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(type(v) in (int, float) for v in value):
         value = [value]

@@ -7,7 +7,7 @@
 A mirrored view is a further sample with params.mirror_of = the other one's id. Files may hold them; with `mirror: true` they
 are made: the picture is flipped and written as a file, and left and right are exchanged in question, relation words and
 options, which is right for every question (where the options stay the same, the letter moves). params.mirror false keeps a
-row out (pictures with writing). How often the answers to two views agree is `view_consistency` (rewards.views), over the
+row out (pictures with writing). How often the answers to two views agree is `view_consistency` (mmrl.rewards.views), over the
 pairs of an evaluation; it is measured, not rewarded, because the two views are answered in different groups.
 
     mmrl tasks check spatial --data my.jsonl
@@ -24,17 +24,17 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.registry import register
+from mmrl.rewards.choice import LETTERS, normalise_text, parse_boolean
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS
+from mmrl.rewards.reading.choices import yes_or_no
+from mmrl.rewards.reading.words import DOUBTS
+from mmrl.rewards.views import is_consistent, swap_sides
 from mmrl.task import Template
+from mmrl.tasks.base import AnswerError, AnswerTask
+from mmrl.tasks.boolean import read_truth
+from mmrl.tasks.choice import Choice, options_of
+from mmrl.tasks.examples import example_scenes, write_rows
 from mmrl.types import RewardContext, Sample, Score
-from rewards.choice import LETTERS, normalise_text, parse_boolean
-from rewards.parsing import MAX_ANSWER_CHARS
-from rewards.reading.choices import yes_or_no
-from rewards.reading.words import DOUBTS
-from rewards.views import is_consistent, swap_sides
-from tasks.base import AnswerError, AnswerTask
-from tasks.boolean import read_truth
-from tasks.choice import Choice, options_of
-from tasks.examples import example_scenes, write_rows
 
 __all__ = ["RELATIONS", "Spatial", "mirror_sample", "parse_relation"]
 
@@ -108,7 +108,7 @@ class Spatial(Choice):
                      params: Mapping[str, Any]) -> Any:
         """A letter where the row has options, a boolean, or a relation word: as params.relations spells it, else in its
         canonical form."""
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         if not isinstance(params.get("mirror", False), bool) or not isinstance(params.get("mirror_of", ""), str):
             raise RowError("params.mirror as true or false and params.mirror_of as an id",

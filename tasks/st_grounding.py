@@ -5,7 +5,7 @@ frame (answers: in the template's). params.step says how far apart the boxes are
 
     mean   time_weight * tIoU + (1 - time_weight) * mean IoU over the TRUE keys, a missing box is 0 (default, time_weight 0.5)
     viou   VidSTG's and HC-STVG's: the IoUs at true keys inside the predicted time, over the union of both times; boxes
-           outside the predicted time do not count (rewards.tracks.tube_viou)
+           outside the predicted time do not count (mmrl.rewards.tracks.tube_viou)
 
 EasyVideoR1 and OneThinker average over the keys both sides share, so that one easy second maximises it; their presets keep
 their weights, with the true keys as denominator. Metrics: tiou, iou, viou, viou@0.3, viou@0.5; a failure counts as 0.
@@ -22,20 +22,19 @@ from typing import Any, ClassVar, NamedTuple
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
+from mmrl.rewards.parsing import load_json, strip_fence
+from mmrl.rewards.reading.tracks import track_in
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.rewards.temporal import span_iou
+from mmrl.rewards.text import check_number
+from mmrl.rewards.times import Span, spans_of
+from mmrl.rewards.tracks import TrackParse, mean, mean_iou, parse_track, track_ious, tube_viou
 from mmrl.task import Template
-from mmrl.types import RewardContext, Sample, Score
-from rewards.parsing import load_json, strip_fence
-from rewards.reading.tracks import track_in
-from rewards.router import Part, PartFactory
-from rewards.temporal import span_iou
-from rewards.text import check_number
-from rewards.times import Span, spans_of
-from rewards.tracks import TrackParse, mean, mean_iou, parse_track, track_ious, tube_viou
-from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
-from tasks.boxes import from_picture
-from tasks.spans import beside_spans, check_spans, clip_pair, clip_size, duration_of, need_duration, spell_seconds
-from tasks.temporal_grounding import named_parts, structure_part
-from tasks.tracking import (
+from mmrl.tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
+from mmrl.tasks.boxes import from_picture
+from mmrl.tasks.spans import beside_spans, check_spans, clip_pair, clip_size, duration_of, need_duration, spell_seconds
+from mmrl.tasks.temporal_grounding import named_parts, structure_part
+from mmrl.tasks.tracking import (
     Boxes,
     boxes_text,
     boxes_to_pixels,
@@ -46,6 +45,7 @@ from tasks.tracking import (
     true_boxes,
     wrong_boxes,
 )
+from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["SpatioTemporalGrounding", "Tube"]
 
@@ -123,7 +123,7 @@ class SpatioTemporalGrounding(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> dict[str, Any]:
         """{"time": [start, end] in seconds, "boxes": {seconds as text: box in pixels}}; boxes at most a second beside the time."""
-        from tasks.readers.common import RowError
+        from mmrl.tasks.readers.common import RowError
 
         if not isinstance(value, Mapping) or not {"time", "boxes"} <= set(value) or not sizes:
             raise RowError('{"time": [start, end], "boxes": {"18": [x1, y1, x2, y2], ...}} and a video', repr(value)[:80],
@@ -147,7 +147,7 @@ class SpatioTemporalGrounding(AnswerTask):
         return super().fill_prompt(prompt, sample, template)
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Tube:
-        """Span and boxes. Reasons: those of rewards.tracks and rewards.times; no_time, several_spans, not_keyed."""
+        """Span and boxes. Reasons: those of mmrl.rewards.tracks and mmrl.rewards.times; no_time, several_spans, not_keyed."""
         parsed = parse_track(answer)
         if self.pays_unread and parsed.reason in (None, "no_boxes"):  # as in the papers, each half is judged apart
             return self._halves(parsed, answer, sample, ctx)
@@ -162,7 +162,7 @@ class SpatioTemporalGrounding(AnswerTask):
         return Tube(parsed.time.spans[0], boxes_to_pixels(parsed.boxes, sample, ctx), parsed.unreadable)
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
-        """The track of a released model, see rewards.reading.tracks."""
+        """The track of a released model, see mmrl.rewards.reading.tracks."""
         return track_in(answer)
 
     def _halves(self, parsed: TrackParse, answer: str, sample: Sample, ctx: RewardContext) -> Tube:
@@ -209,7 +209,7 @@ class SpatioTemporalGrounding(AnswerTask):
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
         """m_tIoU, m_vIoU, vIoU@0.3, vIoU@0.5 (VidSTG, HC-STVG) and st_grounding.jsonl with every tube."""
-        from tasks.metrics.tracking import tube_benchmark
+        from mmrl.tasks.metrics.tracking import tube_benchmark
 
         return tube_benchmark(pairs, folder)
 
@@ -223,8 +223,8 @@ class SpatioTemporalGrounding(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """8 clips (folders of frames) in which a moving square appears and disappears; returns their data.jsonl."""
-        from tasks.examples import write_rows
-        from tasks.frame_clips import COLORS, draw_square_clip
+        from mmrl.tasks.examples import write_rows
+        from mmrl.tasks.frame_clips import COLORS, draw_square_clip
 
         rows = []
         for index in range(8):

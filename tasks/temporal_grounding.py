@@ -6,8 +6,8 @@ A row's answer is [[start, end], ...] in seconds from the beginning of the shown
 
 Metrics per sample: iou (merged unions), r1@0.3 / 0.5 / 0.7 (the first predicted span against its best true one, >=), of all
 samples R1@0.3 / 0.5 / 0.7 and mIoU; a failure counts as 0, a span that ends before it starts too, and nothing is clipped.
-`benchmark` writes official files, see tasks.metrics.temporal and tasks.metrics.qvhighlights. Timestamps anchored reasoning is
-the reward part `anchors` (rewards.anchored):
+`benchmark` writes official files, see mmrl.tasks.metrics.temporal and mmrl.tasks.metrics.qvhighlights. Timestamps anchored
+reasoning is the reward part `anchors` (mmrl.rewards.anchored):
 
     answer_format: think, weights: {accuracy: 0.8, format: 0.1, anchors: 0.1}, anchors: {least: 2, most: 4}
 
@@ -24,19 +24,19 @@ from typing import Any, ClassVar
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.registry import register
+from mmrl.rewards.anchored import anchored_value, check_anchor_numbers, read_anchors
+from mmrl.rewards.format import format_reward, wrap_answer
+from mmrl.rewards.lengths import FormPart
+from mmrl.rewards.parsing import load_json
+from mmrl.rewards.reading.times import spans_in
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.rewards.temporal import make_span_reward, span_iou, union_iou
+from mmrl.rewards.text import check_names
+from mmrl.rewards.times import Span, parse_spans
 from mmrl.task import Template
+from mmrl.tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
+from mmrl.tasks.spans import TimeFormat, beside_spans, check_spans, clip_pair, duration_of, need_duration, spell_seconds, true_spans
 from mmrl.types import RewardContext, Sample, Score
-from rewards.anchored import anchored_value, check_anchor_numbers, read_anchors
-from rewards.format import format_reward, wrap_answer
-from rewards.lengths import FormPart
-from rewards.parsing import load_json
-from rewards.reading.times import spans_in
-from rewards.router import Part, PartFactory
-from rewards.temporal import make_span_reward, span_iou, union_iou
-from rewards.text import check_names
-from rewards.times import Span, parse_spans
-from tasks.base import EXPLAINED, AnswerError, AnswerTask, Prediction
-from tasks.spans import TimeFormat, beside_spans, check_spans, clip_pair, duration_of, need_duration, spell_seconds, true_spans
 
 __all__ = ["LEVELS", "TemporalGrounding", "anchors_part", "named_parts", "structure_part"]
 
@@ -51,7 +51,7 @@ def _accuracy_part(mode: str, clip: bool = False, **params: Any) -> Part:
 
 
 def anchors_part(times: TimeFormat, least: int = 2, most: int = 4, early: float = 0.5) -> Part:
-    """Timestamps anchored reasoning, see rewards.anchored; IoUs are those of merged unions, times are read as in answers and
+    """Timestamps anchored reasoning, see mmrl.rewards.anchored; IoUs are those of merged unions, times are read as in answers and
     never clipped."""
     check_anchor_numbers(least, most, early)
 
@@ -102,9 +102,9 @@ def _has_time(value: Any, predicted: Prediction, sample: Sample) -> float:
 class TemporalGrounding(AnswerTask):
     """Say when it happens. Beside the parameters of AnswerTask:
 
-    mode        union (default), matched or near, see rewards.temporal; `accuracy: {clip: true}` clips both sides to the shown
+    mode        union (default), matched or near, see mmrl.rewards.temporal; `accuracy: {clip: true}` clips both sides to the shown
                 part before the reward (default false: an end behind the video's end costs), metrics see what was said
-    spelling    list (default), to, json, start_end or clock: what is asked for, see tasks.spans
+    spelling    list (default), to, json, start_end or clock: what is asked for, see mmrl.tasks.spans
     time_frame  seconds (default) or rel1 (shares of the duration): what numbers mean
     spans       many (default), or one: several spans are a failure and rows with several are refused
     anchors     {least: 2, most: 4, early: 0.5} for the part `anchors`, which needs a weight and answer_format think
@@ -169,8 +169,8 @@ class TemporalGrounding(AnswerTask):
 
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> list[list[float]]:
-        """[[start, end], ...] in seconds as the row has them, see tasks.spans.check_spans."""
-        from tasks.readers.common import RowError
+        """[[start, end], ...] in seconds as the row has them, see mmrl.tasks.spans.check_spans."""
+        from mmrl.tasks.readers.common import RowError
 
         spans = check_spans(value, params)
         if len(spans) > 1 and not self.times.many:
@@ -186,11 +186,11 @@ class TemporalGrounding(AnswerTask):
         return super().fill_prompt(prompt, sample, template)
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> list[Span]:
-        """Spans in seconds as they were written. Reasons: those of rewards.times and tasks.spans.TimeFormat."""
+        """Spans in seconds as they were written. Reasons: those of mmrl.rewards.times and mmrl.tasks.spans.TimeFormat."""
         return self.times.seconds(parse_spans(answer), sample, ctx)
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
-        """The spans of a sentence, see rewards.reading.times."""
+        """The spans of a sentence, see mmrl.rewards.reading.times."""
         return spans_in(answer)
 
     def measure(self, value: list[Span], sample: Sample, ctx: RewardContext) -> Mapping[str, float]:
@@ -226,8 +226,8 @@ class TemporalGrounding(AnswerTask):
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
         """QVHighlights' numbers and submission for samples with params.qid, else R1 and mIoU with prediction files."""
-        from tasks.metrics.qvhighlights import qvhighlights_benchmark
-        from tasks.metrics.temporal import temporal_benchmark
+        from mmrl.tasks.metrics.qvhighlights import qvhighlights_benchmark
+        from mmrl.tasks.metrics.temporal import temporal_benchmark
 
         groups = {"qvhighlights": [p for p in pairs if "qid" in p[0].params],
                   "temporal": [p for p in pairs if "qid" not in p[0].params]}
@@ -246,8 +246,8 @@ class TemporalGrounding(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """12 clips (folders of frames) in which a square appears and disappears; returns their data.jsonl."""
-        from tasks.examples import write_rows
-        from tasks.frame_clips import COLORS, draw_square_clip
+        from mmrl.tasks.examples import write_rows
+        from mmrl.tasks.frame_clips import COLORS, draw_square_clip
 
         rows = []
         for index in range(12):

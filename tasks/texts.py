@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
+from mmrl.rewards.parsing import strip_end_tokens
+from mmrl.rewards.reading import unwrap_text
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.rewards.text import MAX_CHARS, check_number, is_coordinates, make_text_reward, normalise
+from mmrl.tasks.base import AnswerError, AnswerTask
 from mmrl.types import RewardContext, Sample, Score
-from rewards.parsing import strip_end_tokens
-from rewards.reading import unwrap_text
-from rewards.router import Part, PartFactory
-from rewards.text import MAX_CHARS, check_number, is_coordinates, make_text_reward, normalise
-from tasks.base import AnswerError, AnswerTask
 
 __all__ = ["TextTask", "accepted_texts", "check_texts", "foreign_text", "read_text", "text_part"]
 
@@ -31,7 +31,7 @@ def check_texts(value: Any, name: str, max_chars: int) -> str | list[str]:
 
     Empty texts, texts over `max_chars`, and texts that hold the answer envelope's own tags cannot be answered.
     """
-    from tasks.readers.common import RowError, text_of
+    from mmrl.tasks.readers.common import RowError, text_of
 
     if isinstance(value, list):
         if not value:
@@ -76,7 +76,7 @@ def foreign_text(truths: Sequence[str], length: int = 1) -> str:
 
 
 def text_part(mode: str, **params: Any) -> Part:
-    """The text reward `mode` of rewards.text against all accepted answers."""
+    """The text reward `mode` of mmrl.rewards.text against all accepted answers."""
     reward = make_text_reward(mode, **params)
     return lambda predicted, sample, ctx: reward(predicted.value, accepted_texts(sample))
 

@@ -20,12 +20,10 @@ from typing import Any, ClassVar, NamedTuple
 from mmrl.coords import CoordFrame, from_orig
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import register
-from mmrl.task import Template
-from mmrl.types import RewardContext, Sample, Score
-from rewards.parsing import Box
-from rewards.reading.tracks import track_in
-from rewards.router import Part, PartFactory
-from rewards.tracks import (
+from mmrl.rewards.parsing import Box
+from mmrl.rewards.reading.tracks import track_in
+from mmrl.rewards.router import Part, PartFactory
+from mmrl.rewards.tracks import (
     MAX_BOXES,
     OVER,
     mean,
@@ -37,11 +35,13 @@ from rewards.tracks import (
     track_key,
     track_viou,
 )
-from tasks.base import EXPLAINED, FRAME_WORDS, AnswerError, AnswerTask, Prediction
-from tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step
-from tasks.spans import clip_size, need_duration, spell_seconds
-from tasks.temporal_grounding import named_parts, structure_part
-from tasks.truths import of_sample
+from mmrl.task import Template
+from mmrl.tasks.base import EXPLAINED, FRAME_WORDS, AnswerError, AnswerTask, Prediction
+from mmrl.tasks.boxes import beside, box_to_orig, format_box, from_picture, grid_step
+from mmrl.tasks.spans import clip_size, need_duration, spell_seconds
+from mmrl.tasks.temporal_grounding import named_parts, structure_part
+from mmrl.tasks.truths import of_sample
+from mmrl.types import RewardContext, Sample, Score
 
 __all__ = ["Track", "Tracking", "boxes_text", "boxes_to_pixels", "check_boxes", "check_over", "key_share", "tracks_by_second",
            "true_boxes", "wrong_boxes"]
@@ -64,7 +64,7 @@ class Track(NamedTuple):
 def check_boxes(value: Any, frame: CoordFrame, size: tuple[int, int], params: Mapping[str, Any]) -> dict[str, list[float]]:
     """{seconds as text: box} of a file as pixels, in order of time. Raises RowError for anything that no answer could match:
     keys that are no times, repeated or outside the video, no boxes, more than an answer may hold."""
-    from tasks.readers.common import RowError, check_box
+    from mmrl.tasks.readers.common import RowError, check_box
 
     if not isinstance(value, Mapping) or not value:
         raise RowError('boxes as {"0": [x1, y1, x2, y2], ...}', repr(value)[:80], "write at least one time with its box")
@@ -146,7 +146,7 @@ def _judged(sample: Sample, count_first: bool) -> Mapping[float, Box]:
 
 
 def check_over(value: Any) -> str:
-    """One of rewards.tracks.OVER; raises ConfigError for anything else."""
+    """One of mmrl.rewards.tracks.OVER; raises ConfigError for anything else."""
     if value not in OVER:
         raise ConfigError(f"expected over as one of {', '.join(OVER)}, found {value!r}.{did_you_mean(str(value), OVER)}")
     return str(value)
@@ -221,7 +221,7 @@ class Tracking(AnswerTask):
     def check_answer(self, value: Any, frame: CoordFrame, sizes: Sequence[tuple[int, int]],
                      params: Mapping[str, Any]) -> dict[str, Any]:
         """{"boxes": {key: box in pixels}}, in order of time."""
-        from tasks.readers.common import RowError, check_box
+        from mmrl.tasks.readers.common import RowError, check_box
 
         if not isinstance(value, Mapping) or "boxes" not in value or not sizes:
             raise RowError('{"boxes": {"0": [x1, y1, x2, y2], ...}} and a video', repr(value)[:80], "mend the row")
@@ -256,7 +256,7 @@ class Tracking(AnswerTask):
         return f"At {unit.format(spell_seconds(key))} its box is {text}{words}. "
 
     def parse(self, answer: str, sample: Sample, ctx: RewardContext) -> Track:
-        """Boxes by key in pixels. Reasons: those of rewards.tracks; wrong_count (list), not_keyed, not_listed."""
+        """Boxes by key in pixels. Reasons: those of mmrl.rewards.tracks; wrong_count (list), not_keyed, not_listed."""
         parsed = parse_track(answer)
         if parsed.reason:
             raise AnswerError(parsed.reason)
@@ -275,7 +275,7 @@ class Tracking(AnswerTask):
         return Track(boxes_to_pixels(boxes, sample, ctx), parsed.unreadable)
 
     def native(self, answer: str, sample: Sample, ctx: RewardContext) -> str | None:
-        """The track of a released model, see rewards.reading.tracks."""
+        """The track of a released model, see mmrl.rewards.reading.tracks."""
         return track_in(answer)
 
     def _failure(self, sample: Sample, reason: str, ctx: RewardContext, text: str = "") -> Score:
@@ -322,7 +322,7 @@ class Tracking(AnswerTask):
 
     def benchmark(self, pairs: Sequence[tuple[Sample, Score]], folder: Path) -> Mapping[str, float]:
         """GOT-10k's AO, SR and result files for whole sequences, else the mean IoU of what was asked."""
-        from tasks.metrics.tracking import tracking_benchmark
+        from mmrl.tasks.metrics.tracking import tracking_benchmark
 
         return tracking_benchmark(pairs, folder)
 
@@ -336,8 +336,8 @@ class Tracking(AnswerTask):
 
     def example_data(self, folder: str) -> str:
         """9 clips (folders of frames) of a moving square, the first box given in every other row; returns their data.jsonl."""
-        from tasks.examples import write_rows
-        from tasks.frame_clips import COLORS, draw_square_clip
+        from mmrl.tasks.examples import write_rows
+        from mmrl.tasks.frame_clips import COLORS, draw_square_clip
 
         rows = []
         for index in range(9):

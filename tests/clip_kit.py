@@ -22,9 +22,9 @@ from mmrl.data import LoadedSource
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.types import RewardContext, Sample, Score
+from mmrl.video.encode import write_video
+from mmrl.video.visuals import Visual, VisualCache
 from tests.engine_kit import Album, picture, tiny_folder
-from video.encode import write_video
-from video.visuals import Visual, VisualCache
 
 __all__ = ["ALL", "TASK", "VIDEO", "Clips", "Deadly", "broken_clip", "cached_policy", "clip", "clip_sample", "loaded", "make_clip",
            "mixed_file", "policy_of", "sample"]

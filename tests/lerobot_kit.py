@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from robotics.datasets import RecordedEpisode
-from robotics.datasets.writer import LeRobotWriter
+from mmrl.robotics.datasets import RecordedEpisode
+from mmrl.robotics.datasets.writer import LeRobotWriter
 
 
 def picture(rng: np.random.Generator, t: int, size: int = 48) -> np.ndarray:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from robotics.contract import ChunkResult, EnvSpec, InitialState, Observation, initial_states, make_simulator, run_chunk
-from robotics.pool import EnvPool, Reply
+from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation, initial_states, make_simulator, run_chunk
+from mmrl.robotics.pool import EnvPool, Reply
 
 REPO = Path(__file__).resolve().parents[1]
 FAULTY = "tests.robotics.faulty:FaultySimulator"

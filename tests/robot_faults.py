@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from robotics.contract import EnvSpec, InitialState, StepResult
-from robotics.tiny import TinySimulator
+from mmrl.robotics.contract import EnvSpec, InitialState, StepResult
+from mmrl.robotics.tiny import TinySimulator
 
 
 class SometimesCrashing(TinySimulator):

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from mmrl.policy.tiny import TinySpec, build_tiny
-from robotics.config import EmbodiedConfig, load_embodied
-from robotics.contract import EnvSpec, Observation, initial_states, make_simulator
-from robotics.load import load_vla
-from robotics.source import env_specs
-from robotics.vla import VLAPolicy
+from mmrl.robotics.config import EmbodiedConfig, load_embodied
+from mmrl.robotics.contract import EnvSpec, Observation, initial_states, make_simulator
+from mmrl.robotics.load import load_vla
+from mmrl.robotics.source import env_specs
+from mmrl.robotics.vla import VLAPolicy
 
 BASE = ["env.suite=tiny", "env.tasks=[reach]", "env.horizon=12", "env.image_size=32", "env.slots=4", "env.workers=2",
         "action.bins=9", "action.chunk=2", "action.repeat=2", "rollout.group_size=3", "train.prompts_per_step=3", "train.steps=2",

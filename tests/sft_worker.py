@@ -46,7 +46,7 @@ def fine_tune(config: str, overrides: list[str], out: str) -> dict[str, Any]:
             if world.is_main:
                 policy.save(out)
         else:
-            warmstart = importlib.import_module("robotics.warmstart")
+            warmstart = importlib.import_module("mmrl.robotics.warmstart")
             vla, last = warmstart.warm_start(settings, on_step=note)
             if os.environ.get("RANK", "0") == "0":
                 warmstart.save_policy(vla, settings, Path(out))

@@ -25,12 +25,12 @@ from mmrl.errors import NonFiniteError
 from mmrl.group_rewards import group_outcome
 from mmrl.optim import build_policy_optimizer
 from mmrl.policy.policy import Policy
+from mmrl.tasks.scenes import make_scenes
 from mmrl.trainer import Trainer
 from mmrl.training.answer_critic import AnswerAdvantages, add_critic, judgement
 from mmrl.training.learner import Learner
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from mmrl.world import World
-from tasks.scenes import make_scenes
 from tests.engine_kit import ALBUM, REPO, Album, album_data, config_file, fresh_policy, picture, read_jsonl, sample_with, small_run
 
 PEER = json.loads((Path(__file__).parent / "peer_gae.json").read_text(encoding="utf-8"))

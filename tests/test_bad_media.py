@@ -197,7 +197,7 @@ def test_only_bad_pictures_give_reported_empty_steps(tmp_path: Path) -> None:
 
 
 def test_real_task_with_a_broken_picture_among_generated_scenes(tmp_path: Path) -> None:
-    from tasks.scenes import make_scenes
+    from mmrl.tasks.scenes import make_scenes
 
     data = Path(make_scenes(tmp_path / "scenes", 6, seed=0))
     broken = data.parent / "images" / "scene-0-000002.png"

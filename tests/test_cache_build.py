@@ -13,9 +13,9 @@ from mmrl.cli.main import app
 from mmrl.config import load_config
 from mmrl.policy.loading import load_policy
 from mmrl.types import Sample
+from mmrl.video.store import TensorStore
 from tests.clip_kit import broken_clip, make_clip
 from tests.engine_kit import picture, read_jsonl, tiny_folder
-from video.store import TensorStore
 
 
 def question(number: int, **media: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mmrl.cli import main as cli
-from video.store import TensorStore, make_key
+from mmrl.video.store import TensorStore, make_key
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_settings_that_contradict_each_other_are_refused(small: Path, overrides:
 
 
 def test_a_rule_of_a_whole_section_does_not_print_the_section(small: Path) -> None:
-    from robotics.config import load_embodied
+    from mmrl.robotics.config import load_embodied
 
     file = small.parent / "robot.yaml"
     file.write_text("env: {suite: tiny, options: {marker: 12345}}\n", encoding="utf-8")

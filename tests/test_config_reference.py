@@ -11,7 +11,7 @@ from mmrl.cli.main import app
 from mmrl.config import RunConfig, load_config, parse_overrides
 from mmrl.config.reference import Key, explain, places
 from mmrl.errors import ConfigError
-from robotics.config import EmbodiedConfig
+from mmrl.robotics.config import EmbodiedConfig
 from scripts import config_reference
 
 MODELS = [RunConfig, EmbodiedConfig]

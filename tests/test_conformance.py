@@ -16,8 +16,8 @@ from mmrl.conformance import Conformance, check_task, load_encoder
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, RegistryError
 from mmrl.policy.tiny import TinySpec, build_tiny
-from tasks.grounding import FRAME_WORDS, Grounding
-from tasks.scenes import make_scenes
+from mmrl.tasks.grounding import FRAME_WORDS, Grounding
+from mmrl.tasks.scenes import make_scenes
 
 PLUGIN = Path(__file__).parent / "plugin_package" / "shape_counting.py"
 
@@ -25,7 +25,7 @@ PLUGIN = Path(__file__).parent / "plugin_package" / "shape_counting.py"
 BROKEN = '''
 import importlib.util, sys, os, random, time
 from mmrl import CoordFrame, Sample, Score
-from tasks.grounding import Grounding
+from mmrl.tasks.grounding import Grounding
 
 spec = importlib.util.spec_from_file_location("counting_base", os.environ["COUNTING"])
 base = importlib.util.module_from_spec(spec)
@@ -249,7 +249,7 @@ def test_a_wrong_box_that_touches_by_rounding_is_wrong_enough(tiny: str, tmp_pat
 
 
 def test_rows_are_sent_to_another_task_only_where_its_answers_look_alike(tmp_path: Path) -> None:
-    from tasks.readers import read_any
+    from mmrl.tasks.readers import read_any
 
     with pytest.raises(ConfigError, match=r"holds task detection, found task choice.*written anew") as caught:
         read_any(coco_file(tmp_path), task="choice")

@@ -12,7 +12,7 @@ from mmrl.cli.main import app
 from mmrl.conformance import check_task
 from mmrl.errors import ConfigError
 from mmrl.registry import BUILT_IN
-from tasks.scenes import make_scenes
+from mmrl.tasks.scenes import make_scenes
 from tests.engine_kit import tiny_folder
 from tests.test_conformance import failed, problems
 
@@ -24,8 +24,8 @@ import json
 from pathlib import Path
 from mmrl import Sample, Score
 from mmrl.coords import from_orig, to_orig
-from tasks.base import AnswerError, AnswerTask, picture_size
-from rewards.parsing import parse_boxes
+from mmrl.tasks.base import AnswerError, AnswerTask, picture_size
+from mmrl.rewards.parsing import parse_boxes
 
 
 class Pointing(AnswerTask):

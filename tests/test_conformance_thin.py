@@ -15,8 +15,8 @@ from pycocotools import mask
 
 from mmrl.conformance import Conformance, check_task
 from mmrl.coords import CoordFrame
+from mmrl.tasks.boxes import rounded_box
 from mmrl.types import ImageSize
-from tasks.boxes import rounded_box
 from tests.engine_kit import tiny_folder
 
 pytestmark = pytest.mark.slow  # each starts a reward worker

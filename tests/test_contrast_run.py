@@ -13,13 +13,13 @@ from mmrl.errors import ConfigError
 from mmrl.group_rewards import accuracies, contrast_bonuses, contrast_settings, group_outcome, training_parts, training_rewards
 from mmrl.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, Score, StopReason, Turn
+from mmrl.video.decode import read_clip
+from mmrl.video.encode import write_video
+from mmrl.video.sampling import FrameSampling
 from mmrl.views import VIEWS, changed_prompt, shuffled_order
 from tests.album_task import Album
 from tests.clip_kit import TASK, clip, mixed_file, policy_of, sample
 from tests.engine_kit import config_file, picture, read_jsonl, sample_with, small_run
-from video.decode import read_clip
-from video.encode import write_video
-from video.sampling import FrameSampling
 
 VIDEO = {"kind": "all", "min_pixels": 28 * 28, "max_pixels": 28 * 28 * 6}
 

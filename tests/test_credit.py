@@ -194,7 +194,7 @@ def test_gdpo_sees_signal_where_the_sum_has_none() -> None:
 
 
 class Members(Medley):
-    """A task of members with ranges of their own, as tasks.mixed is."""
+    """A task of members with ranges of their own, as mmrl.tasks.mixed is."""
 
     def __init__(self) -> None:
         super().__init__(bonus=2.0)

@@ -12,8 +12,8 @@ from mmrl.config import DataSource
 from mmrl.data import LoadedSource, PromptStream, load_sources, write_rejected
 from mmrl.errors import DataError
 from mmrl.registry import task_from_spec
+from mmrl.tasks.scenes import make_scenes
 from mmrl.types import Sample
-from tasks.scenes import make_scenes
 
 
 def source(name: str, count: int, weight: float = 1.0) -> LoadedSource:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mmrl.config import load_config
+from mmrl.tasks.playground import KINDS
 from scripts.demo_mixed import before_and_after
-from tasks.playground import KINDS
 from tests.engine_kit import REPO, read_jsonl
 from tests.launch_kit import run_here
 

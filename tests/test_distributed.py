@@ -16,6 +16,7 @@ import torch
 
 from mmrl.config import load_config
 from mmrl.trainer import Trainer
+from mmrl.video.store import TensorStore
 from tests.cache_worker import cached_run, look
 from tests.engine_kit import (
     ALBUM,
@@ -31,7 +32,6 @@ from tests.engine_kit import (
 )
 from tests.test_offline_run import TEXT, run_file
 from tests.video.store_kit import at_rest
-from video.store import TensorStore
 
 pytestmark = pytest.mark.slow
 SIZES = ((112, 84), (56, 56), (84, 112), (168, 56))

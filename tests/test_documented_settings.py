@@ -19,8 +19,8 @@ from mmrl.cli.run import run_config
 from mmrl.config import RunConfig
 from mmrl.engines import train_engine_name
 from mmrl.errors import ConfigError
+from mmrl.robotics.config import EmbodiedConfig
 from mmrl.sft import supervised
-from robotics.config import EmbodiedConfig
 from tests.engine_kit import REPO
 
 PAGES = [REPO / "README.md", REPO / "SECURITY.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))]

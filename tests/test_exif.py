@@ -19,12 +19,12 @@ from mmrl.data import load_sources, note_lines
 from mmrl.errors import ConfigError, DataError
 from mmrl.media import image_facts, image_overrides, image_size, open_image, sizes_on_disk
 from mmrl.report.pictures import Pictures
+from mmrl.tasks.grounding import Grounding
+from mmrl.tasks.readers import read_any
 from mmrl.types import Sample
-from tasks.grounding import Grounding
-from tasks.readers import read_any
+from mmrl.video.store import TensorStore
+from mmrl.video.visuals import VisualCache
 from tests.engine_kit import tiny_folder
-from video.store import TensorStore
-from video.visuals import VisualCache
 
 STORED, BOX = (96, 56), [8, 12, 40, 44]  # the file's raster is 96 wide; the object in it, in its pixels
 TURNED = [56 - 44, 8, 56 - 12, 40]  # where orientation 6 (a quarter turn clockwise) shows it: x = 56 - y, y = x

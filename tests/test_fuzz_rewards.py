@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from mmrl.registry import BUILT_IN, resolve_task
+from mmrl.tasks.grounding import Grounding
 from mmrl.types import RewardContext, Sample, Score
 from scripts._reward_cases import MODES, RewardCase, all_cases
 from scripts.fuzz_rewards import Fuzzer
-from tasks.grounding import Grounding
 
 HOLES = '''
 """Grounding with three planted holes."""
 import time
 
 from scripts.fuzz_rewards import LIMIT_MS
-from tasks.grounding import Grounding
+from mmrl.tasks.grounding import Grounding
 
 class Raises(Grounding):
     def score(self, sample, text, ctx):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mmrl.registry import BUILT_IN, resolve_task
-from rewards.format import wrap_answer
+from mmrl.rewards.format import wrap_answer
 from scripts._bench import RESULTS
 from scripts._hack_data import asked, half_right
 from scripts._reward_cases import RewardCase
@@ -65,7 +65,7 @@ def test_a_planted_hole_is_found(tmp_path: Any) -> None:
     path = tmp_path / "holes.py"
     path.write_text('''
 from dataclasses import replace
-from tasks.grounding import Grounding
+from mmrl.tasks.grounding import Grounding
 
 class Wide(Grounding):
     """IoU, and full marks for any box that is wider than nine tenths of the picture."""

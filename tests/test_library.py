@@ -24,7 +24,7 @@ from mmrl.library import _tree
 from mmrl.memory_rows import stored
 from mmrl.registry import OFFERED, adopt, carried, resolve_task, task_from_spec, using
 from mmrl.scoring import ScoreJob, Scorer, score_one
-from tasks.scenes import make_scenes
+from mmrl.tasks.scenes import make_scenes
 from tests.engine_kit import ENVIRONMENT, REPO
 
 MODEL = REPO / "assets" / "tiny_vlm"

@@ -19,15 +19,15 @@ from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.registry import task_from_spec
 from mmrl.runlog import rollout_rows
 from mmrl.scoring import ScoreJob, Scorer
+from mmrl.tasks.scenes import make_scenes
 from mmrl.trainer import Trainer
 from mmrl.types import ImageSize, RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
-from tasks.scenes import make_scenes
 
 # A reward of everything a reward may look at, so that a context which is not quite the logged one shows.
 WITNESS = '''
 import zlib
 from mmrl import Score
-from tasks.grounding import Grounding
+from mmrl.tasks.grounding import Grounding
 
 
 class Witness(Grounding):

@@ -71,8 +71,8 @@ def test_without_held_out_data_the_metric_is_not_looked_at(tmp_path: Path, data:
 
 def test_the_default_metric_is_the_headline_of_the_held_out_data(tmp_path: Path) -> None:
     from mmrl.config import DataSource
-    from tasks.mixed import Mixed
-    from tasks.playground import make_playground
+    from mmrl.tasks.mixed import Mixed
+    from mmrl.tasks.playground import make_playground
 
     paths = {name: make_playground(tmp_path / name, name, 4, 1) for name in ("grounding", "counting", "ocr")}
 

@@ -38,8 +38,8 @@ def test_documented_commands_exist() -> None:
 
 
 def test_rows_in_the_readme_can_be_read(tmp_path: Path) -> None:
-    from tasks.frame_clips import draw_square_clip
-    from tasks.mixed import Mixed
+    from mmrl.tasks.frame_clips import draw_square_clip
+    from mmrl.tasks.mixed import Mixed
 
     rows = [json.loads(line) for line in re.findall(r"^    (\{.*\})$", README, re.MULTILINE)]
     assert {row.get("task") for row in rows} == {None, "choice", "temporal_grounding", "tracking"}

@@ -16,13 +16,13 @@ from assets.make_grounding_fixtures import make_all
 from mmrl.cli.run import run_config
 from mmrl.config import load_config
 from mmrl.errors import ConfigError
-from robotics.config import load_embodied
-from robotics.warmstart import save_policy
+from mmrl.robotics.config import load_embodied
+from mmrl.robotics.warmstart import save_policy
+from mmrl.video.store import TensorStore
 from scripts.check_clone import check_clone
 from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl, tiny_folder
 from tests.launch_kit import launch, shell
 from tests.robot_kit import make_model, make_vla
-from video.store import TensorStore
 
 SMALL = ["train.steps=2", "train.prompts_per_step=2", "rollout.group_size=3", "rollout.max_new_tokens=6",
          "train.save_every=1", "eval.limit=1", "threads=1", "data.max_pixels=20000"]
@@ -103,9 +103,9 @@ def test_launch_script_names_what_is_missing(tmp_path: Path) -> None:
 
 def _make(kind: str, folder: Path) -> str:
     """A small data set of one kind, by the generators a user would use."""
-    from tasks.jigsaw import Jigsaw
-    from tasks.maze import Maze
-    from tasks.playground import KINDS, make_playground
+    from mmrl.tasks.jigsaw import Jigsaw
+    from mmrl.tasks.maze import Maze
+    from mmrl.tasks.playground import KINDS, make_playground
 
     if kind in KINDS:
         return make_playground(folder, kind, 6, 1)

@@ -11,7 +11,7 @@ import pytest
 from mmrl import Task, register
 from mmrl.errors import ConfigError, RegistryError
 from mmrl.registry import BUILT_IN, resolve_task, task_from_spec, task_names
-from tasks.grounding import Grounding
+from mmrl.tasks.grounding import Grounding
 
 PLUGIN = Path(__file__).parent / "plugin_package" / "shape_counting.py"
 
@@ -117,7 +117,7 @@ def test_a_file_loaded_by_path_and_by_import_is_one_task(tmp_path: Path, monkeyp
 
 
 def test_a_built_in_name_cannot_be_taken() -> None:
-    with pytest.raises(RegistryError, match=r"'grounding' is built in \(tasks\.grounding:Grounding\)"):
+    with pytest.raises(RegistryError, match=r"'grounding' is built in \(mmrl\.tasks\.grounding:Grounding\)"):
 
         @register("grounding")
         class Mine(Grounding):
@@ -146,7 +146,7 @@ def test_a_class_that_lacks_methods_is_told_which(tmp_path: Path) -> None:
 
 
 @pytest.mark.check_takes(2)
-@pytest.mark.parametrize("module", ["tasks.maze", "tasks.jigsaw", "tasks.playground", "tasks.pages", "tasks.scenes"])
+@pytest.mark.parametrize("module", ["mmrl.tasks.maze", "mmrl.tasks.jigsaw", "mmrl.tasks.playground", "mmrl.tasks.pages", "mmrl.tasks.scenes"])
 def test_generators_run_as_modules(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=Path(__file__).resolve().parent.parent,
                           capture_output=True, text=True, timeout=120)

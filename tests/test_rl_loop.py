@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mmrl.config import load_config
+from mmrl.tasks.scenes import make_scenes
 from mmrl.trainer import Trainer
-from tasks.scenes import make_scenes
 from tests.engine_kit import REPO
 
 

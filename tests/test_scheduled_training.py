@@ -11,8 +11,8 @@ import torch
 
 from mmrl.config import load_config
 from mmrl.errors import ConfigError
+from mmrl.robotics.config import load_embodied
 from mmrl.trainer import Trainer
-from robotics.config import load_embodied
 from tests.engine_kit import ALBUM, album_data, config_file, merge, picture, read_jsonl, small_run
 
 CLOCK = ("time/", "speed/", "memory/", "schedule/", "train/staleness")

@@ -15,7 +15,7 @@ from mmrl.errors import DataError, NonFiniteError
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.sft import gold_ids, run_sft
-from tasks.scenes import make_scenes
+from mmrl.tasks.scenes import make_scenes
 from tests.clip_kit import VIDEO, broken_clip, cached_policy, make_clip
 from tests.engine_kit import album_data, cli, config_file, fresh_policy, picture, sample_with, small_run, weights_of
 

@@ -43,7 +43,7 @@ def test_video_mme(tmp_path: Path) -> None:
 
 def test_mvbench(tmp_path: Path) -> None:
     """All 20 tasks; their mean, which is the notebook's Avg where tasks have as many questions, and Avg itself."""
-    from tasks.readers.mvbench import TASKS
+    from mmrl.tasks.readers.mvbench import TASKS
 
     found = golden("mvbench")
     rows: dict[str, list[Any]] = {}

@@ -20,9 +20,9 @@ from mmrl.config import RunConfig
 from mmrl.errors import ConfigError, DataError
 from mmrl.evaluation.suites import Suite, SuiteSettings, check_files, configure, load_suites, markdown, source_of, suite_row
 from mmrl.registry import BUILT_IN, task_from_spec
+from mmrl.tasks.grounding import Grounding
+from mmrl.tasks.scenes import make_scenes
 from mmrl.types import Sample, Score
-from tasks.grounding import Grounding
-from tasks.scenes import make_scenes
 from tests.engine_kit import read_jsonl, tiny_folder
 
 SHIPPED = Path(__file__).resolve().parent.parent / "configs" / "suites.yaml"
@@ -77,7 +77,7 @@ def test_every_suite_that_is_promised_is_there() -> None:
 
 @pytest.mark.parametrize("name", BOOK.suites)
 def test_a_shipped_suite_fits_its_task_and_reader(name: str, tmp_path: Path) -> None:
-    from tasks.readers import reader_of
+    from mmrl.tasks.readers import reader_of
 
     found = BOOK.suites[name]
     assert found.task in BUILT_IN and found.download and found.notes and found.split and found.settings.max_new_tokens

@@ -43,7 +43,7 @@ def test_frames_are_told_in_words() -> None:
 
 def clips_root(root: Path) -> Path:
     """Two data files of clip questions."""
-    from tasks.clips import make_clips
+    from mmrl.tasks.clips import make_clips
 
     for name in ("order", "direction"):
         make_clips(root / name, name, 4, 0)

@@ -13,9 +13,9 @@ import pytest
 from mmrl.algorithms import DynamicSampler, SamplerSettings
 from mmrl.config import load_config
 from mmrl.errors import ConfigError
+from mmrl.tasks.scenes import make_scenes
 from mmrl.trainer import Trainer
 from mmrl.trial import expected_time, rounds_per_place, trial_overrides, try_out
-from tasks.scenes import make_scenes
 from tests.engine_kit import ALBUM, REPO, album_data, config_file, picture, read_jsonl, small_run
 from tests.robot_kit import config_of, saved_vla
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mmrl.errors import MediaError
 from mmrl.media import MAX_PIXELS
-from video.containers import most_frames
+from mmrl.video.containers import most_frames
 
 __all__ = ["ClipBounds", "bounds", "check_declared_frames", "check_frame_count",
            "check_stream_size", "container_options", "set_bounds"]

@@ -1,6 +1,6 @@
 """Pixel budgets of images and video frames in qwen-vl-utils' conventions, and the resizing that goes with them.
 
-    python -c "from video.budget import *; print(frame_pixels(16, factor=28), smart_resize(720, 1280, factor=28,
+    python -c "from mmrl.video.budget import *; print(frame_pixels(16, factor=28), smart_resize(720, 1280, factor=28,
     min_pixels=128 * 784, max_pixels=768 * 784))"
 """
 from __future__ import annotations

@@ -3,7 +3,7 @@
     info = probe("a.mp4")                                          # size, length, times of all frames; decodes one frame
     clip = read_clip("a.mp4", FrameSampling(fps=2, end=30.0))      # clip.rgb_THWC, clip.indices, clip.timestamps_s
 
-    python -c "from video.decode import probe; print(probe('assets/fixtures/video/counter.mp4'))"
+    python -c "from mmrl.video.decode import probe; print(probe('assets/fixtures/video/counter.mp4'))"
 
 Indices, times and pixels (to rounding) do not depend on the decoder. Nothing is replaced or repeated in silence: every
 failure is a MediaError whose kind says what is wrong (missing, empty, truncated, corrupt, no_video, unsupported, too_short,
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmrl.errors import ConfigError, MediaError, did_you_mean
-from video.budget import resize_frames
-from video.decoders import DECODERS, decode_frames
-from video.folders import index_folder
-from video.probing import ClipIndex, VideoInfo, scan
-from video.sampling import FrameSampling, select_frames
+from mmrl.video.budget import resize_frames
+from mmrl.video.decoders import DECODERS, decode_frames
+from mmrl.video.folders import index_folder
+from mmrl.video.probing import ClipIndex, VideoInfo, scan
+from mmrl.video.sampling import FrameSampling, select_frames
 
 __all__ = ["Clip", "VideoInfo", "choose_decoder", "measure", "probe", "read_clip"]
 

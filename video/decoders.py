@@ -1,6 +1,6 @@
 """Four decoders with one meaning: PyAV, torchcodec, decord and OpenCV give the same frames for the same indices.
 
-The index (video.probing) says what frame number i is; each decoder must give just that frame, upright, or raise. PyAV decodes
+The index (mmrl.video.probing) says what frame number i is; each decoder must give just that frame, upright, or raise. PyAV decodes
 from the keyframe before, takes frames by their presentation time and sees every damage that libavcodec reports. The others
 conceal damage or repeat neighbours, so the same stretch is first decoded by PyAV without making pictures (`check_intact`).
 Where one of them would give other frames or colours it is led around the trap (open groups of pictures: torchcodec gets our
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import MediaError
-from video.folders import read_picture
-from video.probing import ClipIndex, import_library, open_container, stream_at, upright
+from mmrl.video.folders import read_picture
+from mmrl.video.probing import ClipIndex, import_library, open_container, stream_at, upright
 
 __all__ = ["DECODERS", "check_intact", "decode_frames", "refusal"]
 

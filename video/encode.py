@@ -4,7 +4,8 @@ One encoder thread, a fixed quantiser and no dates or program names in the heade
 and the version of the encoder only. With `keyframe_every=1` every frame is coded alone, so that equal frames stay equal after
 decoding wherever they stand in the clip: nothing about the order of frames hides in the coding noise.
 
-    python -c "import numpy as np; from video.encode import write_video; write_video('a.mp4', np.zeros((8, 64, 64, 3), 'uint8'), 4)"
+    python -c "import numpy as np; from mmrl.video.encode import write_video; \
+      write_video('a.mp4', np.zeros((8, 64, 64, 3), 'uint8'), 4)"
 """
 from __future__ import annotations
 

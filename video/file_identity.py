@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import CacheError, ConfigError, MediaError
-from video.locks import write_small
+from mmrl.video.locks import write_small
 
 __all__ = ["canonical_json", "digest_of_content", "make_key", "settled_stamp", "stamp_of"]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mmrl.errors import MediaError
 from mmrl.media import image_size, open_image
-from video.probing import ClipIndex, VideoInfo
+from mmrl.video.probing import ClipIndex, VideoInfo
 
 __all__ = ["index_folder", "read_picture"]
 

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import MediaError, MissingExtraError, install_command
-from video.bounds import bounds, check_declared_frames, check_frame_count, check_stream_size, container_options
-from video.containers import is_cut, looks_like_video
-from video.sampling import constant_fps, is_variable
+from mmrl.video.bounds import bounds, check_declared_frames, check_frame_count, check_stream_size, container_options
+from mmrl.video.containers import is_cut, looks_like_video
+from mmrl.video.sampling import constant_fps, is_variable
 
 __all__ = ["ClipIndex", "VideoInfo", "forget", "import_library", "open_container", "scan", "stream_at", "upright"]
 
 _LISTS_BOXES = {"mov", "mp4"}
 _TELLS_LENGTH = {"matroska,webm"}  # duration in the header, none of the frames
-_SETTLED_NS = 2_000_000_000  # as for digests of contents: see video.file_identity
+_SETTLED_NS = 2_000_000_000  # as for digests of contents: see mmrl.video.file_identity
 _MOST_KEPT = 128
 _LOCK = threading.Lock()
 _kept: dict[str, tuple[tuple[int, int, int, int], ClipIndex]] = {}  # the latest last

@@ -2,7 +2,7 @@
 
     Processing(processor).cost("video", "clip.mp4")          # (pixels to decode, tokens to come), from the header alone
 
-video.visuals keeps what is made here, and calls nothing of the processor that is not in this file.
+mmrl.video.visuals keeps what is made here, and calls nothing of the processor that is not in this file.
 """
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import ConfigError, MediaError
 from mmrl.media import Orientation, image_size, open_image
-from video.budget import frame_pixels, smart_resize
-from video.decode import measure, read_clip
-from video.pixels import ByteCodec, run_video_processor
-from video.references import VideoSettings
-from video.sampling import FrameSampling, sample_rate
+from mmrl.video.budget import frame_pixels, smart_resize
+from mmrl.video.decode import measure, read_clip
+from mmrl.video.pixels import ByteCodec, run_video_processor
+from mmrl.video.references import VideoSettings
+from mmrl.video.sampling import FrameSampling, sample_rate
 
 if TYPE_CHECKING:
     import torch

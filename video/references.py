@@ -1,6 +1,6 @@
 """What prompts hold instead of pixels: references to pictures and clips, and what a vision tower made of them.
 
-    python -c "from video.references import VideoSettings; print(VideoSettings().bounds(28))"
+    python -c "from mmrl.video.references import VideoSettings; print(VideoSettings().bounds(28))"
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mmrl.media import Orientation
 from mmrl.types import ImageSize, VideoSize
-from video.sampling import FrameSampling
+from mmrl.video.sampling import FrameSampling
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ The frame on screen at a moment may have begun before it. So the first frame of 
 in which no frame begins, with kind "timestamps", and where times are rounded. Times relative to the part count it as shown from
 the beginning of the part: max(0, timestamp - start).
 
-    python -c "from video.sampling import *; print(select_frames([k / 25 for k in range(100)], FrameSampling(fps=1)))"
+    python -c "from mmrl.video.sampling import *; print(select_frames([k / 25 for k in range(100)], FrameSampling(fps=1)))"
 """
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl.errors import CacheError, ConfigError, did_you_mean
-from video.file_identity import digest_of_content, make_key
-from video.locks import create_shared, exclusive, open_quietly, open_shared, still_named, sweep
-from video.store_space import SUFFIX, Counts, File, Space, Stats, Stored, Verified, files
-from video.tensor_file import DamagedError, Entry, Packed, load, pack, read_header, write
+from mmrl.video.file_identity import digest_of_content, make_key
+from mmrl.video.locks import create_shared, exclusive, open_quietly, open_shared, still_named, sweep
+from mmrl.video.store_space import SUFFIX, Counts, File, Space, Stats, Stored, Verified, files
+from mmrl.video.tensor_file import DamagedError, Entry, Packed, load, pack, read_header, write
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import CacheError
-from video.locks import exclusive, remove_unused, write_small
+from mmrl.video.locks import exclusive, remove_unused, write_small
 
 __all__ = ["SUFFIX", "Counts", "File", "Space", "Stats", "Stored", "Verified", "files"]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from mmrl.errors import CacheError, ConfigError
-from video.file_identity import canonical_json
+from mmrl.video.file_identity import canonical_json
 
 if TYPE_CHECKING:
     import torch

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import CacheError, MediaError, MismatchError
 from mmrl.media import Orientation, open_image
-from video.decode import read_clip
-from video.memory import Memory
-from video.pixels import flip_frames, permute_frames
-from video.processing import Built, Processing, pixel_digest
-from video.references import Change, Features, Frame, Tower, VideoSettings, Visual
-from video.sampling import FrameSampling
-from video.store import TensorStore, content_digest, make_key
+from mmrl.video.decode import read_clip
+from mmrl.video.memory import Memory
+from mmrl.video.pixels import flip_frames, permute_frames
+from mmrl.video.processing import Built, Processing, pixel_digest
+from mmrl.video.references import Change, Features, Frame, Tower, VideoSettings, Visual
+from mmrl.video.sampling import FrameSampling
+from mmrl.video.store import TensorStore, content_digest, make_key
 
 if TYPE_CHECKING:
     import torch

@@ -27,7 +27,7 @@ _SHOWN = 20
 
 def open_store(folder: Path) -> Any:
     """The TensorStore in `folder`. Imported only here, so that the engine does not depend on it. CacheError if there is none."""
-    return importlib.import_module("video.store").TensorStore.existing(folder)
+    return importlib.import_module("mmrl.video.store").TensorStore.existing(folder)
 
 
 def _size(nbytes: float) -> str:

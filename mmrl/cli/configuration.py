@@ -45,4 +45,4 @@ def _explained(name: str, config: Path | None) -> str:
 
 
 def _robots() -> Any:
-    return importlib.import_module("robotics.config").EmbodiedConfig
+    return importlib.import_module("mmrl.robotics.config").EmbodiedConfig

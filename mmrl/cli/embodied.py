@@ -31,7 +31,7 @@ def is_vla(checkpoint: str) -> bool:
 
 def robot_book(suites: Path | None) -> tuple[Any, Path | None]:
     """(the suites of simulated tasks, the file for all others): --suites names either."""
-    module = importlib.import_module("robotics.suites")
+    module = importlib.import_module("mmrl.robotics.suites")
     if suites is not None and module.is_robot_file(suites):
         return module.load_robot_suites(suites), None
     return module.load_robot_suites(), suites
@@ -85,10 +85,10 @@ def robot_suites_command(checkpoint: str, names: Sequence[str], suites: Path | N
     """Evaluate one VLA checkpoint (or a policy in another process, `external`) on suites of simulated tasks and print one table;
     status 1 when a suite has no number."""
     chosen = robot_book(suites)[0].select(names)
-    runs = importlib.import_module("robotics.suite_runs")
+    runs = importlib.import_module("mmrl.robotics.suite_runs")
     base = runs.base_settings(checkpoint, config, list(overrides), chosen, external, trust_code=trust_code, say=typer.echo)
     _quiet(base)
-    percent = importlib.import_module("robotics.suite_table").percent
+    percent = importlib.import_module("mmrl.robotics.suite_table").percent
     rows = runs.run_suites(checkpoint, chosen, base, folder=folder, protocol=protocol, samples=samples, limit=limit,
                            overrides=list(overrides), external=external,
                            on_row=lambda row: typer.echo(f"{row.suite}: " + (f"error: {row.error}" if row.error else
@@ -102,8 +102,8 @@ def robot_suites_command(checkpoint: str, names: Sequence[str], suites: Path | N
 def policy_command_suites(command: str, checkpoint: str | None, wanted: str, suites: Path | None, out: Path | None,
                           config: Path | None, overrides: Sequence[str], *, samples: int, limit: int | None,
                           protocol: str | None) -> None:
-    """Evaluate a program that acts (robotics.external) on suites of simulated tasks. Without a checkpoint the first override stands
-    in its place."""
+    """Evaluate a program that acts (mmrl.robotics.external) on suites of simulated tasks. Without a checkpoint the first override
+    stands in its place."""
     if checkpoint is not None and "=" not in checkpoint:
         raise ConfigError(f"expected either a checkpoint or --policy-command, found both ('{checkpoint}'); drop one of them")
     given = [*([checkpoint] if checkpoint else []), *overrides]
@@ -111,7 +111,7 @@ def policy_command_suites(command: str, checkpoint: str | None, wanted: str, sui
     names = [part.strip() for part in wanted.split(",") if part.strip()]
     if (rest := [n for n in names if n not in book.names]) or not names:
         raise _unknown(rest, book, "policy")
-    with importlib.import_module("robotics.external").ExternalPolicy(command) as policy:
+    with importlib.import_module("mmrl.robotics.external").ExternalPolicy(command) as policy:
         name = policy.facts.name
         typer.echo(f"policy: {name}, " + ", ".join(f"{k} {v}" for k, v in policy.facts.versions.items()))
         folder = out or Path("runs/eval") / re.sub(r"[^\w.-]+", "_", name)

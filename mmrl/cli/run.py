@@ -40,7 +40,7 @@ def run_config(path: Path, overrides: list[str], preset: str | None = None) -> R
     if preset is not None:
         overrides = [*read_preset(preset).overrides, *overrides]
     if is_embodied(path):
-        return importlib.import_module("robotics.config").load_embodied(path, overrides)
+        return importlib.import_module("mmrl.robotics.config").load_embodied(path, overrides)
     return load_config(path, overrides)
 
 
@@ -313,7 +313,7 @@ def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
 
 def _embodied_sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
     """Record demonstrations where there are none, clone them, save the policy."""
-    warmstart = importlib.import_module("robotics.warmstart")
+    warmstart = importlib.import_module("mmrl.robotics.warmstart")
     display = Display(settings.demos.steps, quiet)  # type: ignore[attr-defined]
     with display:
         vla, last = warmstart.warm_start(

@@ -25,7 +25,7 @@ class Named(Protocol):
 
 
 class Trained(Named, Protocol):
-    """What an engine trains: a Policy, or a policy made of one (robotics.vla.VLAPolicy)."""
+    """What an engine trains: a Policy, or a policy made of one (mmrl.robotics.vla.VLAPolicy)."""
 
     lockstep: bool
     """Forwards are collective; set by the engine."""

@@ -25,7 +25,7 @@ __all__ = ["AnswerLevel", "Suite", "SuiteBook", "SuiteRow", "SuiteSettings", "ch
            "load_suites", "markdown", "read_at", "source_of", "suite_row", "video_words"]
 
 AnswerLevel = Literal["strict", "native", "official"]
-"""How freely answers are read, the task parameter `answers` (rewards.reading)."""
+"""How freely answers are read, the task parameter `answers` (mmrl.rewards.reading)."""
 
 _ROOT = "{root}"  # stands for the data root in a suite's parameters
 
@@ -82,7 +82,7 @@ class Suite(_Strict):
     @model_validator(mode="after")
     def _an_extractor_for_official(self) -> Suite:
         if self.answers == "official" and self.extractor is None:
-            raise ValueError("answers: official needs extractor, the benchmark's own; name one of rewards.official, or set "
+            raise ValueError("answers: official needs extractor, the benchmark's own; name one of mmrl.rewards.official, or set "
                              "answers: native")
         return self
 

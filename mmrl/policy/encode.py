@@ -3,7 +3,7 @@
 A prompt is encoded once. Rollout, old / reference log-probs and the update all receive the same `Prompt`; its
 fingerprint travels with the Group: taken from the encoded prompt handed to rollout, and again from the encoded prompt
 handed to packing. It covers these prompts, not what packing or the model then make of them. Pixels stay in the visual
-cache (video.visuals), which refuses to give others than a reference was made for.
+cache (mmrl.video.visuals), which refuses to give others than a reference was made for.
 
 Legend: P prompt tokens.
 """
@@ -109,7 +109,7 @@ class Encoder:
     """Sample -> Prompt through the model's own processor and the visual cache, with a least-recently-used memory.
 
     Raises MediaError for media that cannot be read and DataError for prompts that do not fit `max_prompt_tokens`:
-    a prompt is never truncated, least of all through a media block. `visuals` is a video.visuals.VisualCache.
+    a prompt is never truncated, least of all through a media block. `visuals` is a mmrl.video.visuals.VisualCache.
     """
 
     def __init__(self, processor: Any, rope_index: Any, template: Template, visuals: Any, *, max_prompt_tokens: int = 16384,

@@ -168,8 +168,8 @@ def _model_type(path: str) -> str:
 
 
 def build_visuals(processor: Any, data: DataConfig, **options: Any) -> Any:
-    """The visual cache (video.visuals.VisualCache, which takes `options`) of a run, in memory and in data.cache.dir."""
-    visuals, sampling, store = (importlib.import_module(f"video.{name}") for name in ("visuals", "sampling", "store"))
+    """The visual cache (mmrl.video.visuals.VisualCache, which takes `options`) of a run, in memory and in data.cache.dir."""
+    visuals, sampling, store = (importlib.import_module(f"mmrl.video.{name}") for name in ("visuals", "sampling", "store"))
     video, cache = data.video.model_dump(), data.cache
     bounds = {name: video.pop(name) for name in ("min_pixels", "max_pixels", "total_pixels", "decoder")}
     settings = visuals.VideoSettings(sampling=sampling.FrameSampling(**video), **bounds)

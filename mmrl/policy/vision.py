@@ -75,7 +75,7 @@ def _encode(forward: Callable[..., Any], pixels_nD: torch.Tensor, grids_thw: Seq
 
 
 def _features_class() -> Any:
-    return importlib.import_module("video.references").Features  # resolved by name: the engine does not depend on the package
+    return importlib.import_module("mmrl.video.references").Features  # resolved by name: the engine does not depend on the package
 
 
 def media_inputs(model: Any, cache: Any, visuals: Sequence[Any], device: torch.device, tower: FrozenTower | None) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _results(run: Run, found: Outcome) -> str:
 
 
 def _stops(run: Run) -> bool:
-    """Whether episodes stop at success, so that success at the end is success once by construction (robotics.evaluate)."""
+    """Whether episodes stop at success, so that success at the end is success once by construction (mmrl.robotics.evaluate)."""
     return bool(run.evals) and all(str(e.protocol.get("success_at_end", "")).startswith("the same") for e in run.evals)
 
 

@@ -131,7 +131,7 @@ def read_stills(clip: ClipRef, folder: Path | None = None, *, keys: Sequence[flo
 
     Raises MediaError or whatever the video package raises, ImportError without it.
     """
-    decode, sampling = (importlib.import_module(f"video.{name}") for name in ("decode", "sampling"))
+    decode, sampling = (importlib.import_module(f"mmrl.video.{name}") for name in ("decode", "sampling"))
     path = logged_path(clip.path, folder)
     duration, seen = clip.duration, sorted(clip.seen)
     if not seen:

@@ -8,7 +8,7 @@ import importlib
 
 from mmrl.policy.loading import TEMPLATES
 
-for _name in ("mmrl.serve.preparing", "video.visuals", "av", "torchvision",
+for _name in ("mmrl.serve.preparing", "mmrl.video.visuals", "av", "torchvision",
               *(f"transformers.models.{family}.{part}_{family}" for family in TEMPLATES for part in ("modeling", "processing"))):
     try:
         importlib.import_module(_name)

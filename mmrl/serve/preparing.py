@@ -1,7 +1,7 @@
 """A process that turns the bytes of requests into prompts: JSON, pictures, clips and text of strangers are read here only.
 
 It may be killed at any moment. What it makes are the prompts of training: the same chat template, pixel limits, frame sampling,
-token ids and rotary positions; pixels go along as bytes (video.references.Frame).
+token ids and rotary positions; pixels go along as bytes (mmrl.video.references.Frame).
 
     ReadBody(body, folder)  -> Reading: the request, its media as files, and its prompt unless that is much work
     Encode(reading, paths)  -> Reading with its prompt
@@ -114,8 +114,8 @@ def run(connection: Connection, progress: Any, recipe: Recipe, niceness: int) ->
 
 
 def _bound(limits: Limits) -> Any:
-    """Let the kernel refuse memory beyond the limit, and clips be measured by it; returns video.probing."""
-    bounds, probing = importlib.import_module("video.bounds"), importlib.import_module("video.probing")
+    """Let the kernel refuse memory beyond the limit, and clips be measured by it; returns mmrl.video.probing."""
+    bounds, probing = importlib.import_module("mmrl.video.bounds"), importlib.import_module("mmrl.video.probing")
     bounds.set_bounds(bounds.ClipBounds(limits.pixels, limits.clip_frames))
     with contextlib.suppress(OSError, ValueError, StopIteration):  # no such table or limit on this system: the time limit stays
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
@@ -210,6 +210,6 @@ def _check_cost(encoder: Encoder, limits: Limits, asked: Asked, paths: Sequence[
 
 def _carried(encoder: Encoder, visuals: Sequence[Any]) -> tuple[Any, ...]:
     """The same references with their pixels: the process that reads them has no files."""
-    frame = importlib.import_module("video.references").Frame
+    frame = importlib.import_module("mmrl.video.references").Frame
     return tuple(frame(**{f.name: getattr(v, f.name) for f in fields(v) if f.name not in ("path", "packed")}, path="",
                        packed=encoder.visuals.packed(v)) for v in visuals)

@@ -58,7 +58,7 @@ Key = tuple[int, int, int]
 
 
 class TrainedPolicy(Trained, Protocol):
-    """What a learner asks of a policy: Policy, robotics.vla.VLAPolicy."""
+    """What a learner asks of a policy: Policy, mmrl.robotics.vla.VLAPolicy."""
 
     version: int
 

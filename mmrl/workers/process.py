@@ -19,10 +19,10 @@ A child is started, asked, waited for and ended; what goes wrong in between is a
 | rewards (mmrl.scoring)                    | Worker, frames of mmrl.reward_pipe | frames with its token: user code runs there   |
 | media (mmrl.prefetch)                     | Worker                           | what our code there sends                       |
 | requests (mmrl.serve.pool)                | Worker of a fork server          | what our code there sends                       |
-| recording (robotics.datasets.record)      | Worker                           | what our code there sends                       |
-| simulators (robotics.pool_process)        | Program, a pipe that it inherits | what our code there sends                       |
-| verifiers (rewards.verifier_pool)         | Program, lines of JSON           | JSON                                            |
-| other policies (robotics.external)        | Program, headers and arrays      | JSON and numbers of the size that was announced |
+| recording (mmrl.robotics.datasets.record) | Worker                           | what our code there sends                       |
+| simulators (mmrl.robotics.pool_process)   | Program, a pipe that it inherits | what our code there sends                       |
+| verifiers (mmrl.rewards.verifier_pool)    | Program, lines of JSON           | JSON                                            |
+| other policies (mmrl.robotics.external)   | Program, headers and arrays      | JSON and numbers of the size that was announced |
 | questions of mmrl doctor                  | Program, all that it prints      | one line of JSON                                |
 
 The rules of each user stay with it: whom a loss is blamed on, what is asked again, how many losses are too many.

@@ -1,6 +1,7 @@
 """The benchmarks' own extractors: what each takes out of a reply, whatever else stands there. The answer level `official`.
 
-    python -c "from rewards.official import Asked, extract; print(extract('mmmu', 'It is (B).', Asked('choice', 'B', number=4)))"
+    python -c "from mmrl.rewards.official import Asked, extract; \
+      print(extract('mmmu', 'It is (B).', Asked('choice', 'B', number=4)))"
 
 An extractor reads a reply as its benchmark's program does, so that a number may be compared with the published ones; the rules
 are retold from those programs, which assets/fixtures/extractors holds up against them. Where two texts of one reply could be the
@@ -12,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mmrl.errors import ConfigError, did_you_mean
-from rewards.official import choices, numbers, places, texts
-from rewards.official.asked import Asked, Extractor, Found
+from mmrl.rewards.official import choices, numbers, places, texts
+from mmrl.rewards.official.asked import Asked, Extractor, Found
 
 __all__ = ["Asked", "DEVIATIONS", "EXTRACTORS", "Extractor", "Found", "check_extractor", "extract"]
 

@@ -1,6 +1,6 @@
 """Letters out of replies, and yes or no, as the programs of MMMU, MVBench, MLVU, Video-MME and others take them.
 
-    python -c "from rewards.official import Asked, extract; print(extract('mlvu', 'B) cat', Asked('choice', 'B')))"
+    python -c "from mmrl.rewards.official import Asked, extract; print(extract('mlvu', 'B) cat', Asked('choice', 'B')))"
 
 Each function takes (reply, asked) and gives the letter as shown, '' where the program finds none. Linear in the reply's length.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from rewards.official.asked import NOTHING, Asked, Found
-from rewards.official.numbers import quick
-from rewards.parsing import MAX_ANSWER_CHARS
+from mmrl.rewards.official.asked import NOTHING, Asked, Found
+from mmrl.rewards.official.numbers import quick
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS
 
 __all__ = ["longvideobench", "mathvista", "mlvu", "mmmu", "mvbench", "tempcompass", "tempcompass_yes_no", "videomme", "videommmu",
            "vsibench"]

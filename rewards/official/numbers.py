@@ -1,6 +1,6 @@
 """Numbers out of replies, as the programs of VSI-Bench, MathVista and PixMo-Count take them.
 
-    python -c "from rewards.official import Asked, extract; print(extract('vsibench', '3.5 m', Asked('numeric', 3)))"
+    python -c "from mmrl.rewards.official import Asked, extract; print(extract('vsibench', '3.5 m', Asked('numeric', 3)))"
 """
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from rewards.official.asked import NOTHING, Asked, Found
+from mmrl.rewards.official.asked import NOTHING, Asked, Found
 
 __all__ = ["mathvista", "number", "pixmo_count", "plain", "quick", "vsibench"]
 

@@ -1,7 +1,7 @@
 """Boxes and clicks out of replies, as the programs for RefCOCO and ScreenSpot take them. Numbers stay in the frame they were
 asked for.
 
-    python -c "from rewards.official import Asked; from rewards.official.places import refcoco
+    python -c "from mmrl.rewards.official import Asked; from mmrl.rewards.official.places import refcoco
     print(refcoco('At [1, 2, 3, 4].', Asked('grounding', None)))"
 """
 from __future__ import annotations
@@ -10,8 +10,8 @@ import itertools
 import math
 import re
 
-from rewards.official.asked import NOTHING, Asked, Found
-from rewards.official.numbers import plain
+from mmrl.rewards.official.asked import NOTHING, Asked, Found
+from mmrl.rewards.official.numbers import plain
 
 __all__ = ["points", "refcoco", "seeclick"]
 

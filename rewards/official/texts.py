@@ -1,6 +1,6 @@
 """Open answers out of replies and the verdict on them, as the programs of MMMU, Video-MMMU, MathVista and of OCR have it.
 
-    python -c "from rewards.official import Asked; from rewards.official.texts import mmmu_open
+    python -c "from mmrl.rewards.official import Asked; from mmrl.rewards.official.texts import mmmu_open
     print(mmmu_open('So the mass is 12 kg', Asked('open_text', '12')))"
 
 These programs keep several texts and numbers of one reply and call it right when any of them is: a list of guesses wins.
@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from rewards.official.asked import Asked, Found
-from rewards.official.numbers import quick
+from mmrl.rewards.official.asked import Asked, Found
+from mmrl.rewards.official.numbers import quick
 
 __all__ = ["mathvista", "mmmu_open", "videommmu_open", "whole"]
 

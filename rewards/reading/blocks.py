@@ -4,14 +4,14 @@
 
 Two values beside each other are several answers. Every scan is one pass over the characters.
 
-    python -c "from rewards.reading.blocks import json_block; print(json_block('The box is [1, 2, 3, 4].'))"
+    python -c "from mmrl.rewards.reading.blocks import json_block; print(json_block('The box is [1, 2, 3, 4].'))"
 """
 from __future__ import annotations
 
 import re
 
-from rewards.reading.scanner import marks
-from rewards.reading.words import DOUBTS, Unread
+from mmrl.rewards.reading.scanner import marks
+from mmrl.rewards.reading.words import DOUBTS, Unread
 
 __all__ = ["blocks", "json_block"]
 

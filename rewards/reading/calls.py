@@ -1,4 +1,4 @@
-"""Actions as released GUI models write them -> {"action": ..., ...} as rewards.gui_actions reads it; nothing is ever run.
+"""Actions as released GUI models write them -> {"action": ..., ...} as mmrl.rewards.gui_actions reads it; nothing is ever run.
 
     Qwen2.5-VL, Qwen3-VL  <tool_call>{"name": "mobile_use", "arguments": {"action": "system_button", "button": "Back"}}</tool_call>
     UI-TARS 1.0           Thought: ... Action: click(start_box='<|box_start|>(500,500)<|box_end|>')
@@ -10,7 +10,7 @@
 
 One call is an action; two are several actions, whichever was meant.
 
-    python -c "from rewards.reading.calls import one_call; print(one_call('Action: press_back()'))"
+    python -c "from mmrl.rewards.reading.calls import one_call; print(one_call('Action: press_back()'))"
 """
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import json
 import re
 from typing import Any
 
-from rewards.parsing import load_json
-from rewards.reading.blocks import blocks, json_block
-from rewards.reading.places import one_place, strip_box_tokens
-from rewards.reading.scanner import marks
-from rewards.reading.words import Unread
+from mmrl.rewards.parsing import load_json
+from mmrl.rewards.reading.blocks import blocks, json_block
+from mmrl.rewards.reading.places import one_place, strip_box_tokens
+from mmrl.rewards.reading.scanner import marks
+from mmrl.rewards.reading.words import Unread
 
 __all__ = ["call_place", "one_call"]
 
@@ -109,7 +109,7 @@ def _table(name: str, parts: list[str]) -> dict[str, Any]:
 
 
 def _point(value: Any) -> list[float] | None:
-    """A point or the box of one, from numbers in any of the spellings of rewards.reading.places."""
+    """A point or the box of one, from numbers in any of the spellings of mmrl.rewards.reading.places."""
     text = value if isinstance(value, str) else json.dumps(value)
     try:
         found = one_place(text)
@@ -264,7 +264,7 @@ def _one(text: str, space: str) -> dict[str, Any] | None:
 
 
 def one_call(text: str, space: str = "any") -> str | None:
-    """The one action of a text as JSON in the canonical keys, for an action space of rewards.gui_actions; None without any.
+    """The one action of a text as JSON in the canonical keys, for an action space of mmrl.rewards.gui_actions; None without any.
 
     Raises Unread: several_actions, several_points, hedged.
     """

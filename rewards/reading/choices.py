@@ -5,7 +5,7 @@
 
 Two letters, another option's text beside the letter, a doubt (`maybe B`, `not B`, `B or C`) are refused: hedging never pays.
 
-    python -c "from rewards.reading.choices import one_letter; print(one_letter('The best answer is: B', ['dog', 'cat'], 2))"
+    python -c "from mmrl.rewards.reading.choices import one_letter; print(one_letter('The best answer is: B', ['dog', 'cat'], 2))"
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from rewards.reading.words import DOUBTS, Unread
+from mmrl.rewards.reading.words import DOUBTS, Unread
 
 __all__ = ["one_letter", "one_mention", "yes_or_no"]
 

@@ -3,14 +3,14 @@
 The number must be the only one of the text, in digits or in words, and nothing in the text may hedge it (`about 5`, `5 or 6`,
 `not 5`). A unit behind it is fine; where the row declares its unit, only a spelling of that one is (`5 metres` for m, not `5 cm`).
 
-    python -c "from rewards.reading.numbers import one_number; print(one_number('The distance is 4.2 metres.', unit='m'))"
+    python -c "from mmrl.rewards.reading.numbers import one_number; print(one_number('The distance is 4.2 metres.', unit='m'))"
 """
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
-from rewards.reading.words import HEDGES, LEADS, NUMBER_WORDS, SCALES, Unread, value_of_words
+from mmrl.rewards.reading.words import HEDGES, LEADS, NUMBER_WORDS, SCALES, Unread, value_of_words
 
 __all__ = ["UNITS", "none_of_them", "one_number"]
 
@@ -53,7 +53,7 @@ def _unit(text: str | None, money: str | None) -> str:
 
 
 def _spelled(found: re.Match[str]) -> str | None:
-    """The number of a match, as rewards.numeric reads it."""
+    """The number of a match, as mmrl.rewards.numeric reads it."""
     if found["words"]:
         value = value_of_words(" ".join(found["words"].split()))
         return None if value is None else str(value)

@@ -7,15 +7,15 @@
     <point>500 500</point>   <point>[[500, 500]]</point> UI-TARS, OS-Atlas  (500, 500) in a sentence         SeeClick, UGround
     <point x="12.5" y="80" alt="dog">dog</point>         Molmo: percent, which become numbers of the declared frame
 
-    python -c "from rewards.reading.places import one_place; print(one_place('Click at (500, 400).'))"
+    python -c "from mmrl.rewards.reading.places import one_place; print(one_place('Click at (500, 400).'))"
 """
 from __future__ import annotations
 
 import json
 import re
 
-from rewards.reading.blocks import MOST_CHARS, json_block
-from rewards.reading.words import DOUBTS, Unread
+from mmrl.rewards.reading.blocks import MOST_CHARS, json_block
+from mmrl.rewards.reading.words import DOUBTS, Unread
 
 __all__ = ["labelled_boxes", "many_points", "one_box", "one_place", "strip_box_tokens"]
 

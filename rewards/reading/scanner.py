@@ -3,7 +3,7 @@
 A closing bracket counts where it closes the one opened last. A quote begins a string only inside brackets and only where a value
 may begin (the dog's box is none), and it ends one only where a value may end ('it's here' is one). One pass, whatever the text.
 
-    python -c "from rewards.reading.scanner import marks; print(list(marks('see [1, \\"]\\"]')))"
+    python -c "from mmrl.rewards.reading.scanner import marks; print(list(marks('see [1, \\"]\\"]')))"
 """
 from __future__ import annotations
 

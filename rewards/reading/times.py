@@ -5,14 +5,14 @@
 
 Every number of the text must belong to a span, and nothing may doubt it.
 
-    python -c "from rewards.reading.times import spans_in; print(spans_in('in 10.0 - 20.0 seconds.'))"
+    python -c "from mmrl.rewards.reading.times import spans_in; print(spans_in('in 10.0 - 20.0 seconds.'))"
 """
 from __future__ import annotations
 
 import re
 
-from rewards.reading.blocks import json_block
-from rewards.reading.words import DOUBTS, Unread
+from mmrl.rewards.reading.blocks import json_block
+from mmrl.rewards.reading.words import DOUBTS, Unread
 
 __all__ = ["spans_in"]
 

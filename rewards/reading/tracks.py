@@ -4,7 +4,8 @@
     {"0": [{"label": "cat", "bbox_2d": [..]}], ...}           GLM-V
     {"frame3": [..], "frame 4": [..]}   {"t=1.5": [..]}       keys with their unit in front
 
-    python -c "from rewards.reading.tracks import track_in; print(track_in('[{\\"time\\": 0.5, \\"bbox_2d\\": [1, 2, 3, 4]}]'))"
+    python -c "from mmrl.rewards.reading.tracks import track_in; \
+      print(track_in('[{\\"time\\": 0.5, \\"bbox_2d\\": [1, 2, 3, 4]}]'))"
 """
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ import json
 import re
 from typing import Any
 
-from rewards.parsing import load_json
-from rewards.reading.blocks import json_block
-from rewards.reading.places import strip_box_tokens
-from rewards.reading.words import Unread
+from mmrl.rewards.parsing import load_json
+from mmrl.rewards.reading.blocks import json_block
+from mmrl.rewards.reading.places import strip_box_tokens
+from mmrl.rewards.reading.words import Unread
 
 __all__ = ["track_in"]
 

@@ -1,6 +1,6 @@
 """Words that every translator knows: hedges, which no level reads, number words, and the one error.
 
-    python -c "from rewards.reading.words import value_of_words; print(value_of_words('two hundred and five'))"
+    python -c "from mmrl.rewards.reading.words import value_of_words; print(value_of_words('two hundred and five'))"
 """
 from __future__ import annotations
 

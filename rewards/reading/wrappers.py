@@ -10,7 +10,7 @@
 A mark is a wrapper only where both its ends are there and nothing of its kind stands between them: `"a" or "b"` keeps its quotes.
 The same table holds for numbers, letters, boxes, points, spans, tracks, actions and short texts.
 
-    python -c "from rewards.reading.wrappers import unwrap; print(unwrap('\\\\boxed{\\\\text{B}}'))"
+    python -c "from mmrl.rewards.reading.wrappers import unwrap; print(unwrap('\\\\boxed{\\\\text{B}}'))"
 """
 from __future__ import annotations
 

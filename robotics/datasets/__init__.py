@@ -1,6 +1,6 @@
 """Demonstrations on disk: LeRobot data sets (written as v3.0, read as v2.x and v3.0), LIBERO's hdf5 files, and a recorder.
 
-    from robotics.datasets import open_demonstrations
+    from mmrl.robotics.datasets import open_demonstrations
     for demo in open_demonstrations("runs/push_demos"):
         print(demo.instruction, demo.actions_TA.shape, demo.pictures("base", [0]).shape)
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from mmrl.errors import DataError
-from robotics.datasets.demonstration import Demonstration, RecordedEpisode
+from mmrl.robotics.datasets.demonstration import Demonstration, RecordedEpisode
 
 __all__ = ["Demonstration", "DemonstrationSet", "RecordedEpisode", "open_demonstrations"]
 
@@ -31,8 +31,8 @@ class DemonstrationSet(Protocol):
 def open_demonstrations(path: str | os.PathLike[str], **settings: Any) -> DemonstrationSet:
     """A LeRobot folder, one of LIBERO's hdf5 files, or a folder of such files. settings: of LeRobotDataset or LiberoHdf5.
     Raises DataError."""
-    from robotics.datasets.lerobot import LeRobotDataset
-    from robotics.datasets.libero_hdf5 import LiberoHdf5
+    from mmrl.robotics.datasets.lerobot import LeRobotDataset
+    from mmrl.robotics.datasets.libero_hdf5 import LiberoHdf5
 
     name = os.fspath(path)
     if os.path.isdir(name) and os.path.exists(os.path.join(name, "meta", "info.json")):

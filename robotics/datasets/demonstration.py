@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import DataError, MissingExtraError, did_you_mean
-from robotics.contract import Observation
+from mmrl.robotics.contract import Observation
 
 __all__ = ["Demonstration", "RecordedEpisode", "import_or_say"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmrl.errors import DataError
-from robotics.datasets.demonstration import import_or_say
+from mmrl.robotics.datasets.demonstration import import_or_say
 
 __all__ = ["MAX_BYTES", "array_of", "group_of", "inside"]
 

@@ -3,7 +3,8 @@
 v3.0 (huggingface/lerobot, src/lerobot/datasets: utils.py, dataset_metadata.py, dataset_writer.py) keeps many episodes in a
 file and finds them by meta/episodes; v2.x keeps one file per episode and camera. Templates in info.json say where.
 
-    python -c "from robotics.datasets.layout import fill; print(fill('data/chunk-{chunk_index:03d}/x', {'chunk_index': 4}, 'info'))"
+    python -c "from mmrl.robotics.datasets.layout import fill; \
+      print(fill('data/chunk-{chunk_index:03d}/x', {'chunk_index': 4}, 'info'))"
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import DataError
-from robotics.datasets.demonstration import import_or_say
+from mmrl.robotics.datasets.demonstration import import_or_say
 
 __all__ = ["DATA_PATH", "DEFAULT_FEATURES", "EPISODES_PATH", "PREFIX", "VERSION", "VIDEO_PATH", "Histogram", "column_stats", "fill",
            "tasks_table", "vector"]

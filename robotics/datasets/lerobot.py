@@ -3,11 +3,12 @@
     demos = LeRobotDataset("runs/push_demos")
     for demo in demos: ...                                    # in order, one episode's numbers in memory at a time
 
-    python -c "from robotics.datasets.lerobot import LeRobotDataset as L; import sys; print(len(L(sys.argv[1])))" runs/push_demos
+    python -c "from mmrl.robotics.datasets.lerobot import LeRobotDataset as L; import sys; \
+      print(len(L(sys.argv[1])))" runs/push_demos
 
 v2.x: one parquet and one mp4 per episode, meta/episodes.jsonl and tasks.jsonl. v3.0: files of many episodes; meta/episodes says
 which rows of which file, and from which second of which video. Paths come from the templates of info.json. Pictures stored as
-image columns (png bytes in the parquet) are read too. Frames are decoded by video.decoders, exactly those asked for.
+image columns (png bytes in the parquet) are read too. Frames are decoded by mmrl.video.decoders, exactly those asked for.
 
 Legend: T control steps, A action dimensions, S proprioception values.
 """
@@ -27,9 +28,9 @@ import numpy as np
 from mmrl.bounds import check_spelt_out, lines_bounded, open_parquet, read_bounded
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
 from mmrl.media import FORMATS, MAX_PIXELS
-from robotics.actions import ActionStatistics
-from robotics.datasets.demonstration import Demonstration, import_or_say
-from robotics.datasets.layout import PREFIX, fill
+from mmrl.robotics.actions import ActionStatistics
+from mmrl.robotics.datasets.demonstration import Demonstration, import_or_say
+from mmrl.robotics.datasets.layout import PREFIX, fill
 
 __all__ = ["LeRobotDataset"]
 
@@ -262,8 +263,8 @@ class LeRobotDataset:
         key = self._camera_keys[camera]
         if self.features[key]["dtype"] == "image":
             return self._stored_pictures(row, key, steps, source)
-        from video.decoders import decode_frames
-        from video.probing import scan
+        from mmrl.video.decoders import decode_frames
+        from mmrl.video.probing import scan
 
         relative, begin = row["videos"][key]
         path = self._file(relative)

@@ -2,13 +2,13 @@
 
     demos = LiberoHdf5("libero_object/pick_up_the_milk_and_place_it_in_the_basket_demo.hdf5")
 
-    python -c "from robotics.datasets.libero_hdf5 import LiberoHdf5; import sys; print(len(LiberoHdf5(sys.argv[1])))" FILE.hdf5
+    python -c "from mmrl.robotics.datasets.libero_hdf5 import LiberoHdf5; import sys; print(len(LiberoHdf5(sys.argv[1])))" FILE.hdf5
 
 data.attrs["problem_info"] is JSON with language_instruction; each demo holds actions (T, 7), dones, rewards, states (the
 simulator's), robot_states and obs/ with agentview_rgb, eye_in_hand_rgb (T, 128, 128, 3), ee_pos, ee_ori, gripper_states,
 joint_states. The stored pictures are as MuJoCo renders them, upside down; they are turned by 180 degrees (`rotate180`), as in
-robotics.libero, OpenVLA's and openpi's data. Proprioception is ee_pos, ee_ori, gripper_states (8 values), as those projects use
-it. The actions are those of the simulator: gripper -1 opens, 1 closes.
+mmrl.robotics.libero, OpenVLA's and openpi's data. Proprioception is ee_pos, ee_ori, gripper_states (8 values), as those projects
+use it. The actions are those of the simulator: gripper -1 opens, 1 closes.
 
 Legend: T control steps, P pictures.
 """
@@ -25,8 +25,8 @@ import numpy as np
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.media import MAX_PIXELS
-from robotics.datasets.demonstration import Demonstration, import_or_say
-from robotics.datasets.hdf5_file import array_of, group_of, inside
+from mmrl.robotics.datasets.demonstration import Demonstration, import_or_say
+from mmrl.robotics.datasets.hdf5_file import array_of, group_of, inside
 
 __all__ = ["LiberoHdf5"]
 

@@ -5,7 +5,7 @@ crf 8 by 1.8, lossless yuv444p by 0.4 (rounding of the colour transform); libx26
 picture with camera noise and less without, and is read by PyAV, torchcodec and ffmpeg. So "lossless" is the default; larger
 pictures may use "high" or "small", which browsers can play.
 
-    python -c "from robotics.datasets.mp4 import VIDEO_SETTINGS; print(list(VIDEO_SETTINGS))"
+    python -c "from mmrl.robotics.datasets.mp4 import VIDEO_SETTINGS; print(list(VIDEO_SETTINGS))"
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 from mmrl.errors import ConfigError, did_you_mean, install_command
-from robotics.datasets.demonstration import import_or_say
+from mmrl.robotics.datasets.demonstration import import_or_say
 
 __all__ = ["VIDEO_SETTINGS", "Mp4File", "VideoSettings", "video_settings"]
 

@@ -2,7 +2,7 @@
 
     summary = record(EnvSpec("tiny", "push", 40), initial_states("train", 100), "runs/push_demos", workers=2, noise=0.2)
 
-    python -c "from robotics.datasets.record import record; from robotics.contract import *; \
+    python -c "from mmrl.robotics.datasets.record import record; from mmrl.robotics.contract import *; \
                print(record(EnvSpec('tiny', 'push', 40), initial_states('train', 5), '/tmp/push_demos', workers=0, overwrite=True))"
 
 `noise` perturbs what is executed, the label stays the expert's clean action: the data then show how to come back (DART, Laskey et
@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError, MissingExtraError
+from mmrl.robotics.actions import ActionCodec
+from mmrl.robotics.contract import ActionError, EnvSpec, InitialState, Simulator, make_simulator
+from mmrl.robotics.datasets.demonstration import RecordedEpisode
+from mmrl.robotics.datasets.mp4 import VideoSettings
+from mmrl.robotics.datasets.writer import LeRobotWriter
 from mmrl.workers.process import END_S, ChildError, Losses, patience
 from mmrl.workers.spawned import START_S, Worker, close_all
-from robotics.actions import ActionCodec
-from robotics.contract import ActionError, EnvSpec, InitialState, Simulator, make_simulator
-from robotics.datasets.demonstration import RecordedEpisode
-from robotics.datasets.mp4 import VideoSettings
-from robotics.datasets.writer import LeRobotWriter
 
 __all__ = ["RecordSummary", "play_expert", "record"]
 

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError
-from robotics.datasets.demonstration import RecordedEpisode, import_or_say
-from robotics.datasets.layout import (
+from mmrl.robotics.datasets.demonstration import RecordedEpisode, import_or_say
+from mmrl.robotics.datasets.layout import (
     DATA_PATH,
     DEFAULT_FEATURES,
     EPISODES_PATH,
@@ -39,7 +39,7 @@ from robotics.datasets.layout import (
     tasks_table,
     vector,
 )
-from robotics.datasets.mp4 import Mp4File, VideoSettings, video_settings
+from mmrl.robotics.datasets.mp4 import Mp4File, VideoSettings, video_settings
 
 __all__ = ["LeRobotWriter"]
 

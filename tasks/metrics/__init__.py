@@ -4,7 +4,7 @@
     lvis      federated LVIS AP
     ovdeval   NMS-AP of OVDEval
 
-    python -c "from tasks.metrics import detection_benchmark; help(detection_benchmark)"
+    python -c "from mmrl.tasks.metrics import detection_benchmark; help(detection_benchmark)"
 """
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def detection_benchmark(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> 
     """The numbers of a detection evaluation, by what its samples carry: LVIS (params.neg_category_ids), OVDEval
     (params.neg_text), else COCO. An evaluation that mixes them gives every number as '<coco|lvis|ovdeval>/<name>'.
     """
-    from tasks.metrics.coco import coco_benchmark
-    from tasks.metrics.lvis import lvis_benchmark
-    from tasks.metrics.ovdeval import ovdeval_benchmark
+    from mmrl.tasks.metrics.coco import coco_benchmark
+    from mmrl.tasks.metrics.lvis import lvis_benchmark
+    from mmrl.tasks.metrics.ovdeval import ovdeval_benchmark
 
     scorers = {"lvis": lvis_benchmark, "ovdeval": ovdeval_benchmark, "coco": coco_benchmark}
     groups: dict[str, list[tuple[Sample, Score]]] = {}

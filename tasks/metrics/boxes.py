@@ -8,7 +8,7 @@ crowd ([{"bbox", "label", "area"}]), rects ({place in the answer: [x, y, w, h] o
 "label", "area"}], annotations that are no objects; official scorers count both as the file has them), frequency,
 neg_category_ids, not_exhaustive_category_ids.
 
-    python -c "from tasks.metrics.boxes import label_key; print(label_key(' Traffic_Light '))"
+    python -c "from mmrl.tasks.metrics.boxes import label_key; print(label_key(' Traffic_Light '))"
 """
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmrl.errors import DataError
+from mmrl.rewards.iou import pairwise_iou
+from mmrl.rewards.objects import normalise_label
 from mmrl.types import Sample, Score
-from rewards.iou import pairwise_iou
-from rewards.objects import normalise_label
 
 __all__ = ["Evaluation", "Item", "Pair", "Picture", "gather", "label_key", "order_free", "per_source"]
 
@@ -103,7 +103,7 @@ def _xywh(box: Box | None) -> list[float]:
 
 
 def label_key(label: Any) -> str:
-    """The label as it is compared, see rewards.objects.normalise_label. Not text -> ''."""
+    """The label as it is compared, see mmrl.rewards.objects.normalise_label. Not text -> ''."""
     return normalise_label(label) if isinstance(label, str) else ""
 
 

@@ -4,7 +4,7 @@ Every box gets score 1.0, as the community does, so COCOeval's stable sort break
 pictures in ascending image_id, boxes as emitted. Renumbering the pictures changes AP and nothing else; therefore
 precision, recall and F1 from a per-class matching, and AR100, stand beside it.
 
-    python -c "from tasks.metrics.coco import coco_benchmark, TIE_RULE; print(TIE_RULE)"
+    python -c "from mmrl.tasks.metrics.coco import coco_benchmark, TIE_RULE; print(TIE_RULE)"
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.metrics.boxes import Evaluation, Pair, gather, order_free, per_source
+from mmrl.tasks.metrics.boxes import Evaluation, Pair, gather, order_free, per_source
 
 __all__ = ["TIE_RULE", "coco_ap", "coco_benchmark"]
 
@@ -63,7 +63,7 @@ def coco_benchmark(pairs: Sequence[Pair], folder: Path) -> dict[str, float]:
     AP, AP50, AP75, APs, APm, APl, AR100 (0 to 1) by pycocotools under TIE_RULE: the community's number. Labels that were
     not asked for are invisible to it (`unknown_label_rate` tells their share) but count as false positives in
     precision@0.5, recall@0.5 and F1@0.5, which depend on no order. Failed samples stay as pictures without predictions.
-    Per-picture APs are never averaged. Several sources: see tasks.metrics.boxes.per_source.
+    Per-picture APs are never averaged. Several sources: see mmrl.tasks.metrics.boxes.per_source.
     """
     def compute(group: Sequence[Pair], path: Path) -> dict[str, float]:
         evaluation = gather(group)

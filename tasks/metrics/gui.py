@@ -3,10 +3,11 @@
 ScreenSpot (v1, v2, Pro): a point in the element's box, edges included, is a hit; no point is a miss. Per cell (platform x
 text / icon), the mean of the cells (the SeeClick paper's "average") and micro (hits / all) both, since papers use either.
 
-AndroidControl: `os_atlas`, `gui_r1`, `ui_r1`, `odyssey` and `strict` (rewards.gui_actions.RULES). The 14 % radius of the
+AndroidControl: `os_atlas`, `gui_r1`, `ui_r1`, `odyssey` and `strict` (mmrl.rewards.gui_actions.RULES). The 14 % radius of the
 first four is lenient and belongs beside the number.
 
-    python -c "from tasks.metrics.gui import screenspot, Spot as S; print(screenspot([S('web', 'text', (5, 5), (0, 0, 9, 9))]))"
+    python -c "from mmrl.tasks.metrics.gui import screenspot, Spot as S; \
+      print(screenspot([S('web', 'text', (5, 5), (0, 0, 9, 9))]))"
 """
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mmrl.rewards.gui import in_box
+from mmrl.rewards.gui_actions import RULES, Action, match_action
 from mmrl.types import Sample, Score
-from rewards.gui import in_box
-from rewards.gui_actions import RULES, Action, match_action
 
 __all__ = ["PLATFORM_OF", "PRESETS", "Spot", "Step", "android_control", "screenspot", "screenspot_pro", "write_actions",
            "write_grounding"]
@@ -190,7 +191,7 @@ def _episode(sample: Sample) -> str | None:
 
 def write_actions(pairs: Sequence[tuple[Sample, Score]], folder: Path) -> dict[str, float]:
     """'<preset>/<number>' under every rule, and gui_actions.jsonl: id, both actions, and per preset what was right."""
-    from tasks.gui_action import true_action
+    from mmrl.tasks.gui_action import true_action
 
     if not pairs:
         return {}

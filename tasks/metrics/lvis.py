@@ -2,9 +2,9 @@
 
 In a picture, a category is scored when it is annotated or listed in neg_category_ids; boxes of all others are ignored.
 Unmatched boxes of not_exhaustive_category_ids are neither right nor wrong. faster-coco-eval's `lvis_style` computes it
-(the `lvis` package brings a second OpenCV); boxes get score 1.0 under tasks.metrics.coco.TIE_RULE.
+(the `lvis` package brings a second OpenCV); boxes get score 1.0 under mmrl.tasks.metrics.coco.TIE_RULE.
 
-    python -c "from tasks.metrics.lvis import MAX_DETECTIONS; print(MAX_DETECTIONS)"
+    python -c "from mmrl.tasks.metrics.lvis import MAX_DETECTIONS; print(MAX_DETECTIONS)"
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import DataError
-from tasks.metrics.boxes import Evaluation, Pair, gather, order_free, per_source
+from mmrl.tasks.metrics.boxes import Evaluation, Pair, gather, order_free, per_source
 
 __all__ = ["MAX_DETECTIONS", "lvis_ap", "lvis_benchmark"]
 

@@ -4,7 +4,7 @@ The rules of the benchmark's eval_ground, in percent, with two differences that 
 count as 0 (the official program leaves them out: `drop_missing`), and a prediction without length has IoP 0 (officially 1 when
 it lies inside a true span, which pays for naming a moment: `point_hits`). Both are False here, True for its own numbers.
 
-    python -c "from tasks.metrics.nextgqa import iou_iop; print(iou_iop((2, 6), (3, 5)))"
+    python -c "from mmrl.tasks.metrics.nextgqa import iou_iop; print(iou_iop((2, 6), (3, 5)))"
 """
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import DataError
+from mmrl.rewards.choice import LETTERS
+from mmrl.tasks.metrics.temporal import first_span, span_counts
+from mmrl.tasks.spans import duration_of, true_spans, video_id
 from mmrl.types import Sample, Score
-from rewards.choice import LETTERS
-from tasks.metrics.temporal import first_span, span_counts
-from tasks.spans import duration_of, true_spans, video_id
 
 __all__ = ["evaluate", "iou_iop", "nextgqa_benchmark"]
 

@@ -5,7 +5,7 @@ handwritten formulas (HME100k) keep their case and lose all spaces instead. Long
 first `MAX_CHARS` characters count here, and how many were longer is reported: where that is 0 the numbers are the
 official script's.
 
-    python -c "from tasks.metrics.ocrbench import is_hit; print(is_hit('The sign says STOP.', ['stop']))"
+    python -c "from mmrl.tasks.metrics.ocrbench import is_hit; print(is_hit('The sign says STOP.', ['stop']))"
 """
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ each true box, all predictions with IoU > 0.5 but the best, unless they are the 
 Without confidences 'best' is a tie, so the rule is declared: 'last' keeps the last box emitted, as the official script
 does for equal scores; 'first' keeps the first. NMS-AP is 'last'; NMS-AP_first stands beside it.
 
-    python -c "from tasks.metrics.ovdeval import TIE_RULE; print(TIE_RULE)"
+    python -c "from mmrl.tasks.metrics.ovdeval import TIE_RULE; print(TIE_RULE)"
 """
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError
-from rewards.iou import pairwise_iou
-from tasks.metrics.boxes import Evaluation, Pair, gather, order_free, per_source
-from tasks.metrics.coco import coco_ap
+from mmrl.rewards.iou import pairwise_iou
+from mmrl.tasks.metrics.boxes import Evaluation, Pair, gather, order_free, per_source
+from mmrl.tasks.metrics.coco import coco_ap
 
 __all__ = ["TIE_RULE", "nms_by_truth", "ovdeval_benchmark"]
 

@@ -13,7 +13,7 @@ rounded to 2 decimals as there (`decimals=None` leaves them). Two differences: t
 and its R1 fails on them; here they count as 0, as they should. And where a window that ends before it starts is exactly as long as
 a true one, its AP divides 0 by 0 and takes the window for a hit at every level; `nan_hits=True` does so, too.
 
-    python -c "from tasks.metrics.qvhighlights import evaluate; help(evaluate)"
+    python -c "from mmrl.tasks.metrics.qvhighlights import evaluate; help(evaluate)"
 """
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import DataError
+from mmrl.tasks.metrics.temporal import span_counts
+from mmrl.tasks.spans import duration_of, true_spans, video_id
 from mmrl.types import Sample, Score
-from tasks.metrics.temporal import span_counts
-from tasks.spans import duration_of, true_spans, video_id
 
 if TYPE_CHECKING:
     import numpy.typing as npt

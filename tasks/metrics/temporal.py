@@ -5,7 +5,7 @@ clipped to the video, and a span that ends before it starts is 0, as in the prog
 VideoChat-R1 (lmms-eval's sorts the two times: `reversed_as="sorted"`). Several true spans: the best counts. A missing prediction
 is 0 and stays in every denominator. Shares, not percent.
 
-    python -c "from tasks.metrics.temporal import evaluate; print(evaluate({'a': [1, 3]}, {'a': [2, 4]}))"
+    python -c "from mmrl.tasks.metrics.temporal import evaluate; print(evaluate({'a': [1, 3]}, {'a': [2, 4]}))"
 """
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError
+from mmrl.rewards.temporal import span_iou
+from mmrl.tasks.spans import duration_of, outside_clip, spell_seconds, true_spans, video_id
 from mmrl.types import Sample, Score
-from rewards.temporal import span_iou
-from tasks.spans import duration_of, outside_clip, spell_seconds, true_spans, video_id
 
 __all__ = ["LEVELS", "best_iou", "evaluate", "first_span", "recall_at", "span_counts", "temporal_benchmark"]
 

@@ -5,7 +5,7 @@ is not visible (cover 0) left out, frames of all sequences pooled; AO = mean IoU
 Only sequences of which every frame was asked for have an AO; of others `asked_frames` gives what a VLM was asked for, with and
 without the frame whose box stood in the prompt.
 
-    python -c "from tasks.metrics.tracking import got10k; print(got10k({'a': [[0, 0, 4, 4]] * 3}, {'a': [[0, 0, 4, 4]] * 3}))"
+    python -c "from mmrl.tasks.metrics.tracking import got10k; print(got10k({'a': [[0, 0, 4, 4]] * 3}, {'a': [[0, 0, 4, 4]] * 3}))"
 """
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmrl.errors import DataError
+from mmrl.tasks.spans import video_id
 from mmrl.types import Sample, Score
-from tasks.spans import video_id
 
 if TYPE_CHECKING:
     import numpy.typing as npt

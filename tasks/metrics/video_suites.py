@@ -10,7 +10,7 @@ forms of question are counted apart: tempcompass/yes_no/accuracy). Every questio
     vsibench/macro    mean over its types, object_rel_direction_{easy,medium,hard} averaged into one first. Four types have
                       options and four a number, so the mean of both tasks' numbers is the official mean over eight
 
-    python -c "from tasks.metrics.video_suites import macro_mean; print(macro_mean({'a': [1, 0], 'b': [1]}))"
+    python -c "from mmrl.tasks.metrics.video_suites import macro_mean; print(macro_mean({'a': [1, 0], 'b': [1]}))"
 """
 from __future__ import annotations
 

@@ -1,31 +1,31 @@
 """Public data formats -> samples. `read_any` looks at the file (never at the numbers in it) and dispatches.
 
-    own            mmrl's JSON Lines: question, answer, image                     tasks.readers.own
-    refer          RefCOCO / + / g release folder: refs(unc).p                    tasks.readers.refer
-    vlm_r1         JSON or JSON Lines with solution or conversations              tasks.readers.vlm_r1
-    easyr1         parquet or JSON with problem, answer, images                   tasks.readers.easyr1
-    video_r1       Video-R1 / EasyVideoR1 JSON: problem_type, options, solution   tasks.readers.video_r1
-    llama_factory  sharegpt data with its dataset_info.json                       tasks.readers.llama_factory
-    coco, lvis     instances JSON; ovdeval with text and neg_text per picture     tasks.readers.coco, .lvis, .ovdeval
-    orsta          Orsta-47k / V-Triune parquet: prompt, reward_model             tasks.readers.orsta
-    pixmo_count    PixMo-Count: count, label, points                              tasks.readers.pixmo
-    pageocr        Fox pages: {en,cn}_page_ocr.json                               tasks.readers.pageocr
-    ocrbench, mathvista, mmmu                                                     tasks.readers.ocrbench ...
-    screenspot     v1 and v2 JSON, pixels [x, y, width, height]                   tasks.readers.screenspot
-    screenspot_hf  the hub's copy, shares 0..1 [x1, y1, x2, y2]                   tasks.readers.screenspot
-    screenspot_pro pixels [x1, y1, x2, y2], img_size                              tasks.readers.screenspot
-    android_control  GZIP TFRecords of episodes                                   tasks.readers.android_control
-    gui_odyssey    annotations/*.json, 0..1000                                    tasks.readers.gui_odyssey
-    gui_r1, ui_r1  gt_action, gt_bbox (shares 0..1); img_filename, bbox (pixels)  tasks.readers.gui_r1
-    charades_sta, activitynet, qvhighlights   sentences and their times            tasks.readers.temporal
-    nextgqa        test.csv, gsub_test.json, map_vid_vidorID.json                 tasks.readers.nextgqa
-    videomme, mvbench, tempcompass, vsibench, videommmu, longvideobench, mlvu     tasks.readers.video_mme ...
-    got10k, videochat_got                     sequences of frames with boxes       tasks.readers.got10k
-    mapped         any rows, by reader.columns: {image, question, answer ...}     tasks.readers.mapped
+    own            mmrl's JSON Lines: question, answer, image                     mmrl.tasks.readers.own
+    refer          RefCOCO / + / g release folder: refs(unc).p                    mmrl.tasks.readers.refer
+    vlm_r1         JSON or JSON Lines with solution or conversations              mmrl.tasks.readers.vlm_r1
+    easyr1         parquet or JSON with problem, answer, images                   mmrl.tasks.readers.easyr1
+    video_r1       Video-R1 / EasyVideoR1 JSON: problem_type, options, solution   mmrl.tasks.readers.video_r1
+    llama_factory  sharegpt data with its dataset_info.json                       mmrl.tasks.readers.llama_factory
+    coco, lvis     instances JSON; ovdeval with text and neg_text per picture     mmrl.tasks.readers.coco, .lvis, .ovdeval
+    orsta          Orsta-47k / V-Triune parquet: prompt, reward_model             mmrl.tasks.readers.orsta
+    pixmo_count    PixMo-Count: count, label, points                              mmrl.tasks.readers.pixmo
+    pageocr        Fox pages: {en,cn}_page_ocr.json                               mmrl.tasks.readers.pageocr
+    ocrbench, mathvista, mmmu                                                     mmrl.tasks.readers.ocrbench ...
+    screenspot     v1 and v2 JSON, pixels [x, y, width, height]                   mmrl.tasks.readers.screenspot
+    screenspot_hf  the hub's copy, shares 0..1 [x1, y1, x2, y2]                   mmrl.tasks.readers.screenspot
+    screenspot_pro pixels [x1, y1, x2, y2], img_size                              mmrl.tasks.readers.screenspot
+    android_control  GZIP TFRecords of episodes                                   mmrl.tasks.readers.android_control
+    gui_odyssey    annotations/*.json, 0..1000                                    mmrl.tasks.readers.gui_odyssey
+    gui_r1, ui_r1  gt_action, gt_bbox (shares 0..1); img_filename, bbox (pixels)  mmrl.tasks.readers.gui_r1
+    charades_sta, activitynet, qvhighlights   sentences and their times            mmrl.tasks.readers.temporal
+    nextgqa        test.csv, gsub_test.json, map_vid_vidorID.json                 mmrl.tasks.readers.nextgqa
+    videomme, mvbench, tempcompass, vsibench, videommmu, longvideobench, mlvu     mmrl.tasks.readers.video_mme ...
+    got10k, videochat_got                     sequences of frames with boxes       mmrl.tasks.readers.got10k
+    mapped         any rows, by reader.columns: {image, question, answer ...}     mmrl.tasks.readers.mapped
 
-hf://owner/name[/subset][:split] names a data set of the hub (tasks.readers.hub); it is detected and mapped like a file.
+hf://owner/name[/subset][:split] names a data set of the hub (mmrl.tasks.readers.hub); it is detected and mapped like a file.
 
-    python -c "from tasks.readers import read_any; print(len(read_any('data.jsonl')))"
+    python -c "from mmrl.tasks.readers import read_any; print(len(read_any('data.jsonl')))"
 """
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
-from tasks.readers.common import Readout, Rejected, RowError, SkipRow, read_pictures_as
-from tasks.readers.detect import detect_format
-from tasks.readers.easyr1 import read_easyr1
-from tasks.readers.hub import hub_file, is_hub_name
-from tasks.readers.own import read_own
-from tasks.readers.refer import read_refer
-from tasks.readers.vlm_r1 import read_vlm_r1
+from mmrl.tasks.readers.common import Readout, Rejected, RowError, SkipRow, read_pictures_as
+from mmrl.tasks.readers.detect import detect_format
+from mmrl.tasks.readers.easyr1 import read_easyr1
+from mmrl.tasks.readers.hub import hub_file, is_hub_name
+from mmrl.tasks.readers.own import read_own
+from mmrl.tasks.readers.refer import read_refer
+from mmrl.tasks.readers.vlm_r1 import read_vlm_r1
 
 __all__ = [
     "READERS", "Readout", "Rejected", "RowError", "SkipRow", "detect_format", "read_any", "read_easyr1", "read_own", "read_refer",
@@ -65,7 +65,7 @@ READERS: dict[str, str] = {
     "mlvu": "mlvu:read_mlvu", "got10k": "got10k:read_got10k", "videochat_got": "got10k:read_videochat_got",
     "mapped": "mapped:read_mapped",
 }
-"""Format -> "module:function" below tasks.readers; a module is imported when its format is read."""
+"""Format -> "module:function" below mmrl.tasks.readers; a module is imported when its format is read."""
 
 _ROWS_IN_DATA_JSONL = ("own", "vlm_r1", "video_r1")
 
@@ -82,10 +82,10 @@ def reader_of(format: str) -> Callable[..., Readout]:
 def read_any(path: str | Path, format: str | None = None, orientation: str = "displayed", **options: Any) -> Readout:
     """Read any supported file or folder into a Readout (samples, rejected, skipped).
 
-    `path` may name a data set of the hub (hf://owner/name:split); `columns` maps the columns of any rows (tasks.readers.mapped).
-    `format` names a reader of READERS instead of detecting it; `orientation` ('displayed' or 'stored') says which pixels of
-    pictures with an EXIF orientation the data count; `options` are the reader's own (image_root, split, frame, on_error ...).
-    Raises ConfigError for an unknown format or option and DataError for unusable data.
+    `path` may name a data set of the hub (hf://owner/name:split); `columns` maps the columns of any rows
+    (mmrl.tasks.readers.mapped). `format` names a reader of READERS instead of detecting it; `orientation` ('displayed' or 'stored')
+    says which pixels of pictures with an EXIF orientation the data count; `options` are the reader's own (image_root, split, frame,
+    on_error ...). Raises ConfigError for an unknown format or option and DataError for unusable data.
     """
     if is_hub_name(path):
         path = hub_file(path)
@@ -103,7 +103,7 @@ def read_any(path: str | Path, format: str | None = None, orientation: str = "di
     with read_pictures_as(orientation):
         readout = reader(where, **options)
     if any(sample.videos for sample in readout):
-        from tasks.spans import note_outside
+        from mmrl.tasks.spans import note_outside
 
         readout.notes += note_outside(readout)
     return readout

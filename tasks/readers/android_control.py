@@ -7,7 +7,7 @@ screenshot_heights, actions (JSON texts) and step_instructions; there is one act
 asks with the goal and the step's instruction, high with the goal only. Earlier step instructions are params.history. The
 id of a step is that of OS-Atlas's test list, episode_140_screenshot_0.
 
-    python -c "from tasks.readers.android_control import read_android_control as r; print(len(r('android_control')))"
+    python -c "from mmrl.tasks.readers.android_control import read_android_control as r; print(len(r('android_control')))"
 """
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
 from mmrl.media import store_bytes
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, text_of
+from mmrl.tasks.readers.gui_steps import step_answer
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import data_files, media_folder, read_files, read_json
+from mmrl.tasks.readers.tfrecord import Feature, fields, parse_example, read_records
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, text_of
-from tasks.readers.gui_steps import step_answer
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import data_files, media_folder, read_files, read_json
-from tasks.readers.tfrecord import Feature, fields, parse_example, read_records
 
 __all__ = ["element_at", "read_android_control"]
 

@@ -4,7 +4,7 @@
     It is here: [1, 2, 3, 4].                                       ->  four numbers for grounding
     ['dog', "a cat's tail"]                                         ->  a list of texts (MMMU's options)
 
-    python -c "from tasks.readers.answers import parse_literal; print(parse_literal('[\\'a\\', 1]'))"
+    python -c "from mmrl.tasks.readers.answers import parse_literal; print(parse_literal('[\\'a\\', 1]'))"
 """
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import json
 import re
 from typing import Any
 
-from rewards.parsing import extract_answer, parse_boxes
-from tasks.readers.common import RowError
+from mmrl.rewards.parsing import extract_answer, parse_boxes
+from mmrl.tasks.readers.common import RowError
 
 __all__ = ["answer_in_tags", "box_in_text", "listed", "options_in", "parse_literal", "read_answer", "split_options"]
 
@@ -183,7 +183,7 @@ def listed(value: Any) -> list[Any]:
 
 def options_in(value: Any) -> list[str]:
     """The texts of a row's options without their letters ("A. dog" -> "dog"); [] for none. Raises RowError."""
-    from rewards.choice import strip_letters
+    from mmrl.rewards.choice import strip_letters
 
     options = listed(value)
     if not all(isinstance(option, str) and option.strip() for option in options):

@@ -1,13 +1,13 @@
 """COCO instances json -> one detection sample per picture (or per picture and category), or grounding samples.
 
     annotations/instances_val2017.json  val2017/000000000139.jpg ...
-    python -c "from tasks.readers.coco import read_coco as r; print(len(r('annotations/instances_val2017.json')))"
+    python -c "from mmrl.tasks.readers.coco import read_coco as r; print(len(r('annotations/instances_val2017.json')))"
     mmrl tasks check grounding --data instances_val2017.json --param "reader={types: {detection: grounding}}"
 
 Boxes [x, y, width, height] become corners; categories keep their names and their ids, which have gaps. Crowd regions are
 no truth: they go to params.crowd, so that scorers ignore boxes over them. Pictures without annotations stay, answer [].
 Truth beside the answer, for the official scorers: params.image_id, categories and category_ids (asked, aligned), areas
-(of the masks, aligned with the answer), crowd; rects and lost, boxes as the file has them (tasks.metrics.boxes).
+(of the masks, aligned with the answer), crowd; rects and lost, boxes as the file has them (mmrl.tasks.metrics.boxes).
 
 The releases hold annotations that are no objects; they are left out or cut one by one, never their picture, and counted
 (params.adjusted, skipped.json): boxes without width or height (train2017 has two, ids 918 and 2206849), boxes outside their
@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
-from mmrl.types import Sample
-from rewards.objects import MAX_OBJECTS
-from tasks.metrics.boxes import label_key
-from tasks.readers.common import (
+from mmrl.rewards.objects import MAX_OBJECTS
+from mmrl.tasks.metrics.boxes import label_key
+from mmrl.tasks.readers.common import (
     Check,
     GeometryError,
     Readout,
@@ -41,8 +40,9 @@ from tasks.readers.common import (
     resolve_image,
     text_of,
 )
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import read_json
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import read_json
+from mmrl.types import Sample
 
 __all__ = [
     "ASK", "CocoFile", "ImageTruth", "Truth", "check_ask", "groups_of", "image_entry", "load_coco", "picture_path",
@@ -365,7 +365,7 @@ def read_coco(path: str | Path, *, image_root: str | None = None, task: str = "d
     `ask`: 'all' categories of the file (closed vocabulary, the official protocol), 'present' ones and `negatives` absent
     ones, or 'each': a sample per category that is present and for `negatives` absent ones (answer []). Negatives are drawn
     by `seed` and image id; pictures without objects get at least one. `image_root` holds the pictures. `types` as in
-    tasks.readers.problem_types; {'detection': 'grounding'} makes grounding samples of the categories with one object in their
+    mmrl.tasks.readers.problem_types; {'detection': 'grounding'} makes grounding samples of the categories with one object in their
     picture (see `single_samples`; `ask` does not matter). Row numbers in errors count images; an annotation is named by its place.
     """
     where = Path(path)

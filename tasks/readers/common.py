@@ -32,7 +32,7 @@ Check = Callable[[str, Any, CoordFrame, Sequence[tuple[int, int]], Mapping[str, 
 
 
 MAP_COLUMNS = "map the columns that there are: reader.columns={image: ..., question: ..., answer: ...}"
-"""The mend for rows of nobody's format, see tasks.readers.mapped."""
+"""The mend for rows of nobody's format, see mmrl.tasks.readers.mapped."""
 
 
 class RowError(DataError):

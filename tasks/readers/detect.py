@@ -1,6 +1,6 @@
 """Which format a file or folder is: by names, endings and the keys of its first row, never by the size of its numbers.
 
-    python -c "from tasks.readers import detect_format; print(detect_format('screenspot_mobile_v2.json'))"
+    python -c "from mmrl.tasks.readers import detect_format; print(detect_format('screenspot_mobile_v2.json'))"
 """
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
 `images` holds paths, {"bytes", "path"} structs or bytes; embedded pictures are written once to `media_dir`, named by
 their content. `videos` holds paths. The number of <image> placeholders in `problem` must equal the number of pictures, that
 of <video> the number of videos. Rows with
-`problem_type` go to the task of that type (tasks.readers.problem_types); in rows without it the task asked for says
+`problem_type` go to the task of that type (mmrl.tasks.readers.problem_types); in rows without it the task asked for says
 how `answer` is read: a box in the text for grounding, else the text itself, inside <answer> where there are such tags.
 
-    python -c "from tasks.readers.easyr1 import read_easyr1 as r; print(len(r('train.parquet')))"
+    python -c "from mmrl.tasks.readers.easyr1 import read_easyr1 as r; print(len(r('train.parquet')))"
 """
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError
+from mmrl.tasks.readers.answers import listed, options_in, split_options
+from mmrl.tasks.readers.common import MAP_COLUMNS, Check, Readout, RowError, SizeOf, check_frame, collect
+from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
+from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
+from mmrl.tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
+from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
-from tasks.readers.answers import listed, options_in, split_options
-from tasks.readers.common import MAP_COLUMNS, Check, Readout, RowError, SizeOf, check_frame, collect
-from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
-from tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
-from tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
-from tasks.readers.videos import Clips
 
 __all__ = ["read_easyr1"]
 
@@ -50,8 +50,8 @@ def read_easyr1(path: str | Path, *, image_root: str | None = None, media_dir: s
 
     `frame` is the frame of the boxes in `answer`; `media_dir` receives embedded pictures (default '<file>.media' beside
     the file). Videos are relative to `video_root` (default: `image_root`, else the file's folder); `video` (frame sampling) and
-    `probe`: see tasks.readers.videos.Clips; `images_only` leaves rows with videos out. `types` and `only_mine`: see
-    tasks.readers.problem_types. Rows are numbered per file.
+    `probe`: see mmrl.tasks.readers.videos.Clips; `images_only` leaves rows with videos out. `types` and `only_mine`: see
+    mmrl.tasks.readers.problem_types. Rows are numbered per file.
     """
     keys = (problem_key, answer_key, images_key)
     if len({*keys, videos_key}) != 4:

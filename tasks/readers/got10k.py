@@ -15,7 +15,7 @@ videochat_got keeps that protocol as it is: 7 frames are shown (the first, five 
 counted (params.keys 'frames', "0" to "7"), the first is given, so 1/8 of the score is free: report it with and without frame 0.
 Which moment each of the 8 boxes belongs to is not documented.
 
-    python -c "from tasks.readers.got10k import read_got10k as r; print(len(r('GOT-10k/val')))"
+    python -c "from mmrl.tasks.readers.got10k import read_got10k as r; print(len(r('GOT-10k/val')))"
 """
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from typing import Any
 from mmrl.bounds import read_bounded
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, DataError
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_box, collect, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import json_rows
+from mmrl.tasks.readers.temporal import text_lines
+from mmrl.tasks.readers.videos import Clips, video_sample
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, check_box, collect, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import json_rows
-from tasks.readers.temporal import text_lines
-from tasks.readers.videos import Clips, video_sample
 
 __all__ = ["read_got10k", "read_videochat_got", "seconds_key"]
 

@@ -6,7 +6,7 @@ CLICK holds [[x, y]] or a key (KEY_HOME, KEY_BACK, KEY_APPSELECT); SCROLL holds 
 follows as in the official converter: where the finger goes, hence a `swipe` (mmrl's `scroll` says where the view goes,
 which is the opposite). Both releases are read (2024: TEXT and INCOMPLETE; 2025: sam2_bbox, the element's box).
 
-    python -c "from tasks.readers.gui_odyssey import read_gui_odyssey as r; print(len(r('GUIOdyssey', split='random')))"
+    python -c "from mmrl.tasks.readers.gui_odyssey import read_gui_odyssey as r; print(len(r('GUIOdyssey', split='random')))"
 """
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, resolve_image, text_of
+from mmrl.tasks.readers.gui_steps import direction_of, number_list, step_answer
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import data_files, read_files, read_json, row_id, size_params
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, resolve_image, text_of
-from tasks.readers.gui_steps import direction_of, number_list, step_answer
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import data_files, read_files, read_json, row_id, size_params
 
 __all__ = ["read_gui_odyssey"]
 

@@ -8,7 +8,7 @@ with `only_mine`.
 UI-R1 JSON: img_filename, instruction, bbox in pixels [x1, y1, x2, y2] -> gui_grounding; rows with `gt_action` (and
 gt_bbox in pixels, gt_input_text) -> gui_action.
 
-    python -c "from tasks.readers.gui_r1 import read_gui_r1 as r; print(len(r('train.parquet')))"
+    python -c "from mmrl.tasks.readers.gui_r1 import read_gui_r1 as r; print(len(r('train.parquet')))"
 """
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, check_frame, collect, text_of
+from mmrl.tasks.readers.gui_steps import ACTIONS, POINTED, number_list, step_answer
+from mmrl.tasks.readers.problem_types import Routes, check_by_task, fixed_task
+from mmrl.tasks.readers.tables import data_files, media_folder, picture, question_of, read_files, row_id, rows_of, size_params
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, check_frame, collect, text_of
-from tasks.readers.gui_steps import ACTIONS, POINTED, number_list, step_answer
-from tasks.readers.problem_types import Routes, check_by_task, fixed_task
-from tasks.readers.tables import data_files, media_folder, picture, question_of, read_files, row_id, rows_of, size_params
 
 __all__ = ["read_gui_r1", "read_ui_r1"]
 
@@ -85,7 +85,7 @@ def read_gui_r1(path: str | Path, *, image_root: str | None = None, media_dir: s
 def read_ui_r1(path: str | Path, *, image_root: str | None = None, frame: str = "abs_orig", space: str | None = None,
                task: str = "mixed", types: Mapping[str, str] | None = None, only_mine: bool = False, on_error: str = "raise",
                check: Check = check_by_task) -> Readout:
-    """Read UI-R1 rows. `frame` is that of the boxes; types are grounding and action (see tasks.readers.problem_types).
+    """Read UI-R1 rows. `frame` is that of the boxes; types are grounding and action (see mmrl.tasks.readers.problem_types).
     Pictures are in `image_root`, by default images beside the file, else the file's folder."""
     file, box_frame, routes = Path(path), check_frame(frame), Routes("ui_r1", task, types, only_mine)
     beside = file.parent / "images"

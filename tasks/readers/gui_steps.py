@@ -1,13 +1,13 @@
 """What the GUI formats share: one vocabulary of actions, and steps checked before they go to the task.
 
-    python -c "from tasks.readers.gui_steps import step_answer; print(step_answer('navigate_home'))"
+    python -c "from mmrl.tasks.readers.gui_steps import step_answer; print(step_answer('navigate_home'))"
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.readers.common import RowError, text_of
+from mmrl.tasks.readers.common import RowError, text_of
 
 __all__ = ["ACTIONS", "POINTED", "direction_of", "number_list", "step_answer"]
 
@@ -18,7 +18,7 @@ ACTIONS = {
     "incomplete": "impossible", "terminate": "complete", "finish": "complete", "doubleclick": "double_click",
     "rightclick": "right_click", "moveto": "move",
 }
-"""Spellings of the formats (lower case) -> the name in rewards.gui_actions.SPACES; every other name stays as it is."""
+"""Spellings of the formats (lower case) -> the name in mmrl.rewards.gui_actions.SPACES; every other name stays as it is."""
 POINTED = ("click", "long_press", "double_click", "right_click", "middle_click", "move", "hover")
 """Actions at a place: they need a point or the box of their element."""
 _WORDED = {"type": "text", "select": "text", "open_app": "app", "scroll": "direction", "swipe": "direction"}

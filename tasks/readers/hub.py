@@ -1,7 +1,7 @@
 """Data sets of the Hugging Face hub, read through `datasets` and kept as parquet files that every reader takes.
 
     data.train: [{task: ocr, path: "hf://owner/name:train", params: {reader: {columns: {...}}}}]
-    python -c "from tasks.readers.hub import hub_file; print(hub_file('hf://owner/name/subset:train'))"
+    python -c "from mmrl.tasks.readers.hub import hub_file; print(hub_file('hf://owner/name/subset:train'))"
 
 hf://owner/name[/subset][:split], split 'train' where none is named. Embedded pictures stay encoded bytes. The parquet file lies in
 datasets' own cache, named by the fingerprint of what was loaded: another revision is another file. No code of a data set is run.

@@ -10,7 +10,7 @@ of <video> placeholders that of the videos. Rows with audio are errors, or left 
 A data file without dataset_info.json beside it has LLaMA-Factory's default columns and tags, pictures in `images`. A row's
 `problem_type` (or the column `type_key`) names its task; without it the task asked for holds.
 
-    python -c "from tasks.readers.llama_factory import read_llama_factory as r; print(len(r('data', dataset='my_set')))"
+    python -c "from mmrl.tasks.readers.llama_factory import read_llama_factory as r; print(len(r('data', dataset='my_set')))"
 """
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.tasks.readers.answers import listed, options_in, split_options
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
+from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
+from mmrl.tasks.readers.tables import media_folder, picture, read_files, read_json, row_id, rows_of
+from mmrl.tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
+from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
-from tasks.readers.answers import listed, options_in, split_options
-from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
-from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
-from tasks.readers.tables import media_folder, picture, read_files, read_json, row_id, rows_of
-from tasks.readers.video_rows import Media, ask, load_media, read_truth, video_names
-from tasks.readers.videos import Clips
 
 __all__ = ["read_llama_factory"]
 
@@ -142,8 +142,8 @@ def read_llama_factory(path: str | Path, *, dataset: str | None = None, image_ro
 
     `path` is the folder, its dataset_info.json or a data file; `dataset` names the entry where there are several.
     Pictures are relative to `image_root` (default: the folder of the data), videos to `video_root` (default: `image_root`);
-    `frame` is that of boxes in answers. `types` and `only_mine`: see tasks.readers.problem_types; `images_only` leaves rows with
-    video or audio out; `video` (frame sampling) and `probe`: see tasks.readers.videos.Clips.
+    `frame` is that of boxes in answers. `types` and `only_mine`: see mmrl.tasks.readers.problem_types; `images_only` leaves rows
+    with video or audio out; `video` (frame sampling) and `probe`: see mmrl.tasks.readers.videos.Clips.
     """
     chosen, box_frame = _resolve(Path(path), dataset), check_frame(frame)
     routes = Routes("llama_factory", task, types, only_mine)

@@ -11,7 +11,8 @@ longer one, its subtitles are not: their clock begins at starting_timestamp_for_
 the part are left out. Rows whose subtitles cannot be read are errors; set subtitles to false for the setting without them.
 Numbers are accuracy over all rows and by duration_group.
 
-    python -c "from tasks.readers.long_video_bench import read_longvideobench as r; print(len(r('LongVideoBench/lvb_val.json')))"
+    python -c "from mmrl.tasks.readers.long_video_bench import read_longvideobench as r; \
+      print(len(r('LongVideoBench/lvb_val.json')))"
 """
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.rewards.choice import LETTERS
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.subtitles import read_file, shown_lines, with_subtitles
+from mmrl.tasks.readers.tables import data_files, read_files, row_id, rows_of
+from mmrl.tasks.readers.video_mme import release_root, true_or_false
+from mmrl.tasks.readers.videos import Clips, number_of, video_sample
 from mmrl.types import Sample
-from rewards.choice import LETTERS
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.subtitles import read_file, shown_lines, with_subtitles
-from tasks.readers.tables import data_files, read_files, row_id, rows_of
-from tasks.readers.video_mme import release_root, true_or_false
-from tasks.readers.videos import Clips, number_of, video_sample
 
 __all__ = ["read_longvideobench"]
 

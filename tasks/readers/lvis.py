@@ -1,11 +1,11 @@
 """LVIS json -> detection samples, with what its federated scoring needs.
 
     lvis_v1_val.json  train2017/000000000139.jpg  val2017/...   (LVIS takes its pictures from both COCO folders)
-    python -c "from tasks.readers.lvis import read_lvis as r; print(len(r('lvis_v1_val.json', image_root='coco')))"
+    python -c "from mmrl.tasks.readers.lvis import read_lvis as r; print(len(r('lvis_v1_val.json', image_root='coco')))"
 
 In an LVIS picture the truth is known only for the categories annotated in it and for its neg_category_ids; those of
 not_exhaustive_category_ids may have more objects than are marked. So by default a sample asks for the categories whose
-truth is known. Underscores in names become spaces. Params beside those of tasks.readers.coco: neg_category_ids,
+truth is known. Underscores in names become spaces. Params beside those of mmrl.tasks.readers.coco: neg_category_ids,
 not_exhaustive_category_ids, frequency (r, c or f, aligned with categories).
 """
 from __future__ import annotations
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import DataError
-from mmrl.types import Sample
-from tasks.readers.coco import (
+from mmrl.tasks.readers.coco import (
     CocoFile,
     check_ask,
     groups_of,
@@ -29,8 +28,9 @@ from tasks.readers.coco import (
     truth_of,
     with_several,
 )
-from tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, resolve_image, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, resolve_image, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.types import Sample
 
 __all__ = ["read_lvis"]
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError, did_you_mean
+from mmrl.tasks.readers.answers import listed, options_in, split_options
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
+from mmrl.tasks.readers.problem_types import Routes, check_by_task
+from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
+from mmrl.tasks.readers.video_rows import ask, load_media, read_truth, video_names
+from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
-from tasks.readers.answers import listed, options_in, split_options
-from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
-from tasks.readers.problem_types import Routes, check_by_task
-from tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
-from tasks.readers.video_rows import ask, load_media, read_truth, video_names
-from tasks.readers.videos import Clips
 
 __all__ = ["FIELDS", "read_mapped"]
 
@@ -113,8 +113,8 @@ def read_mapped(path: str | Path, *, columns: Mapping[str, str] | None = None, i
     """Read a file, or the parquet (else .jsonl, .json) files of a folder, by `columns`, as the module says.
 
     `frame` is that of boxes and points in answers; `media_dir` receives embedded pictures (default '<file>.media' beside the
-    file); `types` and `only_mine` as in tasks.readers.problem_types, for the column mapped to `task`; `video` and `probe` as in
-    tasks.readers.videos.Clips. Raises ConfigError for an unknown field; a column that a row lacks is an error of the row.
+    file); `types` and `only_mine` as in mmrl.tasks.readers.problem_types, for the column mapped to `task`; `video` and `probe` as
+    in mmrl.tasks.readers.videos.Clips. Raises ConfigError for an unknown field; a column that a row lacks is an error of the row.
     """
     names, box_frame = _check_columns(columns), check_frame(frame)
     routes = Routes("mapped", task, types, only_mine, table={name: name for name in _tasks()})

@@ -4,7 +4,7 @@ multi_choice rows become `choice` (the answer, which is a choice's text, becomes
 integer or float become `numeric` with params.precision and params.unit, text and list become `open_text`. Read from
 parquet (picture in `decoded_image` or `image`), JSON Lines, a JSON list or the official {pid: row}.
 
-    python -c "from tasks.readers.mathvista import read_mathvista as r; print(len(r('testmini.json')))"
+    python -c "from mmrl.tasks.readers.mathvista import read_mathvista as r; print(len(r('testmini.json')))"
 """
 from __future__ import annotations
 
@@ -14,10 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.coords import CoordFrame
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.problem_types import Routes, check_by_task
+from mmrl.tasks.readers.tables import (
+    data_files,
+    media_folder,
+    picture,
+    question_of,
+    read_files,
+    read_json,
+    row_id,
+    rows_of,
+    size_params,
+)
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.problem_types import Routes, check_by_task
-from tasks.readers.tables import data_files, media_folder, picture, question_of, read_files, read_json, row_id, rows_of, size_params
 
 __all__ = ["read_mathvista"]
 
@@ -43,7 +53,7 @@ def _kind(row: Mapping[str, Any]) -> Any:
 
 def _letter(row: Mapping[str, Any]) -> tuple[str, list[str]]:
     """(letter of the right choice, choices). The answer is the text of exactly one choice."""
-    from rewards.choice import LETTERS
+    from mmrl.rewards.choice import LETTERS
 
     choices, answer = row.get("choices"), row["answer"]
     if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
@@ -83,7 +93,7 @@ def read_mathvista(path: str | Path, *, image_root: str | None = None, media_dir
                    types: Mapping[str, str] | None = None, only_mine: bool = False, on_error: str = "raise",
                    check: Check = check_by_task) -> Readout:
     """Read MathVista rows. The types are multi_choice, integer, float, text and list; `types` and `only_mine`: see
-    tasks.readers.problem_types. Picture paths are relative to `image_root` (default: the file's folder)."""
+    mmrl.tasks.readers.problem_types. Picture paths are relative to `image_root` (default: the file's folder)."""
     routes = Routes("mathvista", task, types, only_mine)
 
     def read_one(file: Path) -> Readout:

@@ -11,7 +11,7 @@ not comparable. Scorers that know only A to D cannot score the test set. sub_sce
 language model judges: their rows are left out and counted. The test file without answers is an error on every row.
 Not verified: the name of the file that holds the test answers.
 
-    python -c "from tasks.readers.mlvu import read_mlvu as r; print(len(r('MLVU')))"
+    python -c "from mmrl.tasks.readers.mlvu import read_mlvu as r; print(len(r('MLVU')))"
 """
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.tasks.readers.answers import options_in, split_options
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import data_files, read_files, row_id, rows_of
+from mmrl.tasks.readers.video_mme import release_root
+from mmrl.tasks.readers.videos import Clips, letter_of, number_of, video_sample
 from mmrl.types import Sample
-from tasks.readers.answers import options_in, split_options
-from tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import data_files, read_files, row_id, rows_of
-from tasks.readers.video_mme import release_root
-from tasks.readers.videos import Clips, letter_of, number_of, video_sample
 
 __all__ = ["read_mlvu"]
 

@@ -5,7 +5,7 @@ multiple-choice rows become `choice`, open rows `open_text` (their answer may be
 have its picture. Options such as "['a', \\"b's\\"]" are read by a parser of literals, nothing is evaluated. Ids say a row's split
 (validation_Accounting_1); the test split's answers are not published ("?"), so its rows are errors unless `split` leaves them out.
 
-    python -c "from tasks.readers.mmmu import read_mmmu as r; print(len(r('MMMU/Accounting')))"
+    python -c "from mmrl.tasks.readers.mmmu import read_mmmu as r; print(len(r('MMMU/Accounting')))"
 """
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
+from mmrl.tasks.readers.answers import options_in, parse_literal
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, text_of
+from mmrl.tasks.readers.problem_types import Routes, check_by_task
+from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of, size_params
 from mmrl.types import Sample
-from tasks.readers.answers import options_in, parse_literal
-from tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, text_of
-from tasks.readers.problem_types import Routes, check_by_task
-from tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of, size_params
 
 __all__ = ["read_mmmu"]
 
@@ -91,7 +91,7 @@ def read_mmmu(path: str | Path, *, image_root: str | None = None, media_dir: str
               task: str = "mixed", types: Mapping[str, str] | None = None, only_mine: bool = False, on_error: str = "raise",
               check: Check = check_by_task) -> Readout:
     """Read MMMU rows: a parquet, JSON or JSON Lines file, or a folder of parquet files (also one level down, a folder per
-    subject). The types are multiple-choice and open; `types` and `only_mine`: see tasks.readers.problem_types.
+    subject). The types are multiple-choice and open; `types` and `only_mine`: see mmrl.tasks.readers.problem_types.
 
     `split` (dev, validation, test) keeps its rows, by their ids, and counts the others; of a folder with files named after
     the split ("validation-*.parquet") only those are read. Raises ConfigError, DataError.

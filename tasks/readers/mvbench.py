@@ -11,7 +11,7 @@ or, where nothing would be left, the whole clip is shown (params.adjusted). NTU 
 The number is the mean over the 20 tasks (4000 questions). A copy without some tasks (EasyVideoR1's has 3586 rows, no TVQA
 and no NTU) gives another mean: do not compare. An answer that names no option is wrong here; lmms-eval leaves empty answers out.
 
-    python -c "from tasks.readers.mvbench import read_mvbench as r; print(len(r('MVBench')))"
+    python -c "from mmrl.tasks.readers.mvbench import read_mvbench as r; print(len(r('MVBench')))"
 """
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import data_files, json_rows, read_files
+from mmrl.tasks.readers.videos import Clips, folder_seconds, letter_of, number_of, video_sample
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import data_files, json_rows, read_files
-from tasks.readers.videos import Clips, folder_seconds, letter_of, number_of, video_sample
 
 __all__ = ["TASKS", "read_mvbench"]
 

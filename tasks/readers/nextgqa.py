@@ -10,7 +10,7 @@ here they count as wrong. VideoChat-R1's accuracy and IoU of merged spans on its
 of the csv are those of the release's videos; the video itself is only opened where they are missing.
 Not verified against the official files: the spelling of map_vid_vidorID.json, which is not in the repository's public copy.
 
-    python -c "from tasks.readers.nextgqa import read_nextgqa as r; print(len(r('nextgqa', video_root='NExTVideo')))"
+    python -c "from mmrl.tasks.readers.nextgqa import read_nextgqa as r; print(len(r('nextgqa', video_root='NExTVideo')))"
 """
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import read_json
+from mmrl.tasks.readers.temporal import csv_rows
+from mmrl.tasks.readers.videos import Clips, letter_of, number_of, spans_of, video_sample
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import read_json
-from tasks.readers.temporal import csv_rows
-from tasks.readers.videos import Clips, letter_of, number_of, spans_of, video_sample
 
 __all__ = ["read_nextgqa"]
 

@@ -4,7 +4,7 @@ Parquet with embedded pictures, JSON or JSON Lines, and the original file's name
 answers, image_path). params.dataset and params.ocrbench_type (the question_type) say what the row is: the official rule
 reads HME100k differently, and counts per type.
 
-    python -c "from tasks.readers.ocrbench import read_ocrbench as r; print(len(r('OCRBench.json', image_root='images')))"
+    python -c "from mmrl.tasks.readers.ocrbench import read_ocrbench as r; print(len(r('OCRBench.json', image_root='images')))"
 """
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.coords import CoordFrame
+from mmrl.tasks.readers.answers import listed
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import data_files, media_folder, picture, question_of, read_files, row_id, rows_of, size_params
 from mmrl.types import Sample
-from tasks.readers.answers import listed
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import data_files, media_folder, picture, question_of, read_files, row_id, rows_of, size_params
 
 __all__ = ["read_ocrbench"]
 

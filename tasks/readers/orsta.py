@@ -1,7 +1,7 @@
 """Orsta-47k (V-Triune) parquet: every row names its ability, its verifier and its reward ratios.
 
     train/train_detection_v3det_4000.parquet  train/train_math_mmmath_3539.parquet  ...
-    python -c "from tasks.readers.orsta import read_orsta as r; print(len(r('train_math.parquet', task='mixed')))"
+    python -c "from mmrl.tasks.readers.orsta import read_orsta as r; print(len(r('train_math.parquet', task='mixed')))"
 
 Columns: data_source, images (embedded), prompt [{content, role}], ability, reward_model {answer, ground_truth,
 accuracy_ratio, format_ratio, verifier, verifier_parm}, extra_info. `ability` (or data_source, by reader.types) gives the
@@ -19,12 +19,12 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
+from mmrl.tasks.metrics.boxes import label_key
+from mmrl.tasks.readers.answers import answer_in_tags, parse_literal
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
+from mmrl.tasks.readers.problem_types import Routes, check_by_task
+from mmrl.tasks.readers.tables import data_files, media_folder, parquet_rows, picture, question_of, read_files, size_params
 from mmrl.types import Sample
-from tasks.metrics.boxes import label_key
-from tasks.readers.answers import answer_in_tags, parse_literal
-from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, text_of
-from tasks.readers.problem_types import Routes, check_by_task
-from tasks.readers.tables import data_files, media_folder, parquet_rows, picture, question_of, read_files, size_params
 
 __all__ = ["ABILITIES", "VERIFIERS", "read_orsta"]
 

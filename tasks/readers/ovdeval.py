@@ -1,10 +1,10 @@
 """OVDEval subsets -> open-vocabulary detection samples: each picture asks for its own texts and hard negatives.
 
     ovdeval/color.json  ovdeval/color/<file_name> ...
-    python -c "from tasks.readers.ovdeval import read_ovdeval as r; print(len(r('ovdeval/color.json')))"
+    python -c "from mmrl.tasks.readers.ovdeval import read_ovdeval as r; print(len(r('ovdeval/color.json')))"
 
 COCO json with boxes [x, y, width, height]; every image lists `text` (what is there) and `neg_text` (hard negatives).
-Params beside those of tasks.readers.coco: text, neg_text. A text that 'categories' lacks gets the next free id;
+Params beside those of mmrl.tasks.readers.coco: text, neg_text. A text that 'categories' lacks gets the next free id;
 categories of one name are one category, because a prediction names them by text.
 """
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import DataError
+from mmrl.tasks.metrics.boxes import label_key
+from mmrl.tasks.readers.coco import check_ask, image_entry, load_coco, picture_samples, picture_size, truth_of
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, resolve_image, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import read_files
 from mmrl.types import Sample
-from tasks.metrics.boxes import label_key
-from tasks.readers.coco import check_ask, image_entry, load_coco, picture_samples, picture_size, truth_of
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, resolve_image, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import read_files
 
 __all__ = ["SUBSETS", "read_ovdeval"]
 

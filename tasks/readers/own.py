@@ -7,7 +7,7 @@ row's task where one file mixes several; `video` or `videos` name clips (files, 
 rel1000 or rel1; default abs_orig), `source` and `params` are optional; a missing id becomes '<file name>-<line>'. Paths are
 relative to the file, or to `image_root` (clips: `video_root`).
 
-    python -c "from tasks.readers.own import read_own; print(len(read_own('data.jsonl')))"
+    python -c "from mmrl.tasks.readers.own import read_own; print(len(read_own('data.jsonl')))"
 """
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from typing import Any
 from mmrl.bounds import lines_bounded, read_bounded
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import BUILT_IN
-from mmrl.types import Sample
-from tasks.readers.common import (
+from mmrl.tasks.readers.common import (
     MAP_COLUMNS,
     Check,
     GeometryError,
@@ -35,7 +34,8 @@ from tasks.readers.common import (
     resolve_image,
     text_of,
 )
-from tasks.readers.videos import clip_facts, resolve_video
+from mmrl.tasks.readers.videos import clip_facts, resolve_video
+from mmrl.types import Sample
 
 __all__ = ["json_lines", "read_own", "sample_from_row"]
 

@@ -5,7 +5,7 @@
 
 The truth is the text as it stands, line breaks included. params.language is en or cn, from the file's name.
 
-    python -c "from tasks.readers.pageocr import read_pageocr as r; print(len(r('focus_benchmark_test')))"
+    python -c "from mmrl.tasks.readers.pageocr import read_pageocr as r; print(len(r('focus_benchmark_test')))"
 """
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, resolve_image, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import data_files, json_rows, question_of, read_files, row_id, size_params
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, resolve_image, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import data_files, json_rows, question_of, read_files, row_id, size_params
 
 __all__ = ["read_pageocr"]
 

@@ -1,7 +1,7 @@
 """PixMo-Count parquet: how many of a named thing are in a picture, for training with a point on each.
 
     data/train-00000-of-00001.parquet   pictures/<image_sha256>.jpg
-    python -c "from tasks.readers.pixmo import read_pixmo_count as r; print(len(r('train.parquet', image_root='pictures')))"
+    python -c "from mmrl.tasks.readers.pixmo import read_pixmo_count as r; print(len(r('train.parquet', image_root='pictures')))"
 
 Columns: image_url, image_sha256, count, label, points. The files hold addresses, not pictures: download them yourself,
 name each by its image_sha256 (with any ending) and give the folder as image_root. Nothing is fetched here. A file whose
@@ -19,10 +19,10 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
+from mmrl.tasks.readers.common import Check, GeometryError, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import data_files, media_folder, parquet_rows, picture, read_files
 from mmrl.types import Sample
-from tasks.readers.common import Check, GeometryError, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import data_files, media_folder, parquet_rows, picture, read_files
 
 __all__ = ["read_pixmo_count"]
 

@@ -4,7 +4,7 @@ A file may hold rows of several tasks. Asked for one task, a row of another is a
 out and counts it; asked for `mixed`, each row goes to its own task; a type that is not in the table is an error. The
 reader option `types` adds names or sends a type elsewhere: reader.types={'free-form': 'chart'}.
 
-    python -c "from tasks.readers.problem_types import Routes; print(Routes('video_r1', 'mixed').task_of('OCR'))"
+    python -c "from mmrl.tasks.readers.problem_types import Routes; print(Routes('video_r1', 'mixed').task_of('OCR'))"
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.registry import BUILT_IN, resolve_task, task_from_spec
 from mmrl.task import Task
-from tasks.readers.common import RowError, SkipRow
+from mmrl.tasks.readers.common import RowError, SkipRow
 
 __all__ = ["PROBLEM_TYPES", "Routes", "check_by_task", "fixed_task", "refuse_video", "type_params"]
 

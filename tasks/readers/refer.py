@@ -1,7 +1,7 @@
 """REFER releases (RefCOCO, RefCOCO+, RefCOCOg): refs(<split_by>).p and instances.json -> one sample per sentence.
 
     refcoco/refs(unc).p  refcoco/instances.json  images/COCO_train2014_*.jpg
-    python -c "from tasks.readers.refer import read_refer as r; print(len(r('refcoco', image_root='images')))"
+    python -c "from mmrl.tasks.readers.refer import read_refer as r; print(len(r('refcoco', image_root='images')))"
 
 refs(X).p is a Python 2 pickle from the internet, hence hostile until proven otherwise: the unpickler builds plain
 containers, text and numbers, and refuses every other class. Boxes come from instances.json as [x, y, w, h] in pixels
@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, resolve_image, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import read_json
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, resolve_image, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import read_json
 
 __all__ = ["load_plain_pickle", "read_refer"]
 

@@ -10,7 +10,7 @@ params: platform (of v1 and v2 from the file's name), ui_type (text or icon), da
 number is a mean over cells (platform x ui_type): another ui_type, and a data_source that stands for no platform where the file's
 name holds none either, would be cells of their own and are errors.
 
-    python -c "from tasks.readers.screenspot import read_screenspot as r; print(len(r('screenspot_mobile_v2.json')))"
+    python -c "from mmrl.tasks.readers.screenspot import read_screenspot as r; print(len(r('screenspot_mobile_v2.json')))"
 """
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import did_you_mean
+from mmrl.tasks.readers.common import Check, GeometryError, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.gui_steps import number_list
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of, size_params
 from mmrl.types import Sample
-from tasks.readers.common import Check, GeometryError, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.gui_steps import number_list
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of, size_params
 
 __all__ = ["read_screenspot", "read_screenspot_hf", "read_screenspot_pro"]
 
@@ -44,7 +44,7 @@ def _corners_of_xywh(values: list[float], size: tuple[int, int]) -> list[float]:
 
 def _check_cell(row: Mapping[str, Any], columns: Mapping[str, str], platform: str | None) -> None:
     """Raises RowError for a row that would make a cell of its own, see the module."""
-    from tasks.metrics.gui import PLATFORM_OF
+    from mmrl.tasks.metrics.gui import PLATFORM_OF
 
     kind = next(key for key, name in columns.items() if name == "ui_type")
     found, source = row.get(kind), row.get("data_source")

@@ -5,7 +5,7 @@
 Times are seconds from the beginning of the shown part, as in every prompt. The official inputs differ: Video-MME shows the
 lines that cover a sampled frame, LongVideoBench puts every line between the frames it belongs to.
 
-    python -c "from tasks.readers.subtitles import read_srt; print(read_srt('1\\n00:00:01,500 --> 00:00:02,000\\nhello\\n'))"
+    python -c "from mmrl.tasks.readers.subtitles import read_srt; print(read_srt('1\\n00:00:01,500 --> 00:00:02,000\\nhello\\n'))"
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmrl.bounds import read_bounded
-from tasks.readers.common import RowError
+from mmrl.tasks.readers.common import RowError
 
 __all__ = ["Line", "read_json_lines", "read_srt", "shown_lines", "subtitle_text", "with_subtitles"]
 

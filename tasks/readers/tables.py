@@ -4,7 +4,7 @@ JSON lists, JSON Lines and parquet give the same pairs (row number from 1, row).
 an unreadable file raises DataError. UTF-8 with or without a byte order mark is read; other encodings are named by the
 reader's `encoding` option (LISA's JSON is cp1252), never guessed.
 
-    python -c "from pathlib import Path; from tasks.readers.tables import rows_of; print(next(rows_of(Path('a.json'))))"
+    python -c "from pathlib import Path; from mmrl.tasks.readers.tables import rows_of; print(next(rows_of(Path('a.json'))))"
 """
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 from mmrl import bounds
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.media import store_bytes
-from tasks.readers.common import Readout, Rejected, RowError, resolve_image, text_of
-from tasks.readers.own import json_lines
+from mmrl.tasks.readers.common import Readout, Rejected, RowError, resolve_image, text_of
+from mmrl.tasks.readers.own import json_lines
 
 __all__ = [
     "data_files", "json_rows", "media_folder", "parquet_rows", "picture", "question_of", "read_files", "read_json", "row_id",

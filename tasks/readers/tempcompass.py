@@ -11,7 +11,7 @@ model judges what they cannot match; offline what names no option is wrong, so n
 failures). Captions are always judged by a language model: here the truth is the right information's text, which compares
 methods, not papers. Accuracy is over all questions of a form, and by aspect (action, direction, speed, order, attribute_change).
 
-    python -c "from tasks.readers.tempcompass import read_tempcompass as r; print(len(r('TempCompass/questions')))"
+    python -c "from mmrl.tasks.readers.tempcompass import read_tempcompass as r; print(len(r('TempCompass/questions')))"
 """
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
+from mmrl.tasks.readers.answers import options_in, split_options
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.problem_types import Routes, check_by_task
+from mmrl.tasks.readers.tables import data_files, read_files, read_json, rows_of
+from mmrl.tasks.readers.video_mme import release_root
+from mmrl.tasks.readers.videos import Clips, letter_of, video_sample
 from mmrl.types import Sample
-from tasks.readers.answers import options_in, split_options
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.problem_types import Routes, check_by_task
-from tasks.readers.tables import data_files, read_files, read_json, rows_of
-from tasks.readers.video_mme import release_root
-from tasks.readers.videos import Clips, letter_of, video_sample
 
 __all__ = ["FORMS", "read_tempcompass"]
 
@@ -104,9 +104,9 @@ def read_tempcompass(path: str | Path, *, video_root: str | None = None, form: s
                      check: Check = check_by_task) -> Readout:
     """Read TempCompass: one form's file, or the folder questions/ (or the hub's copy) with several.
 
-    `form` names the form of a file, or picks one of a folder; `types` (by form) and `only_mine`: see tasks.readers.problem_types.
-    Videos are <video_root>/<video>.mp4 (default: videos/ of the release). params: category (the aspect), form.
-    Raises ConfigError, DataError.
+    `form` names the form of a file, or picks one of a folder; `types` (by form) and `only_mine`: see
+    mmrl.tasks.readers.problem_types. Videos are <video_root>/<video>.mp4 (default: videos/ of the release). params: category (the
+    aspect), form. Raises ConfigError, DataError.
     """
     if form is not None and form not in FORMS:
         raise ConfigError(f"unknown form {form!r} of TempCompass; expected {', '.join(FORMS)}.{did_you_mean(str(form), FORMS)}")

@@ -16,7 +16,7 @@ queries, 4 of ActivityNet's 37421, none of their test queries.
 R1@m and mIoU count every row: a text that names no span is 0. Numbers on val, on re-encoded videos or on JSON variants with
 other roundings are not comparable with those on the official test file.
 
-    python -c "from tasks.readers.temporal import read_charades_sta as r; print(len(r('charades_sta_test.txt')))"
+    python -c "from mmrl.tasks.readers.temporal import read_charades_sta as r; print(len(r('charades_sta_test.txt')))"
 """
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from typing import Any
 
 from mmrl.bounds import read_bounded
 from mmrl.errors import DataError
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.tables import json_rows, read_json, row_id
+from mmrl.tasks.readers.videos import Clips, number_of, spans_of, video_sample
 from mmrl.types import Sample
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.tables import json_rows, read_json, row_id
-from tasks.readers.videos import Clips, number_of, spans_of, video_sample
 
 __all__ = ["read_activitynet", "read_charades_sta", "read_qvhighlights"]
 

@@ -5,7 +5,7 @@ a protobuf message of named lists of bytes, floats or whole numbers; its wire fo
 gzip streams as a whole. Hostile input is bounded: no length is believed before its checksum agrees, and none above
 `max_record`; every error says which record.
 
-    python -c "from tasks.readers.tfrecord import crc32c; print(hex(crc32c(b'123456789')))"      # 0xe3069283
+    python -c "from mmrl.tasks.readers.tfrecord import crc32c; print(hex(crc32c(b'123456789')))"      # 0xe3069283
 
 Sources: tensorflow/core/lib/io/record_writer.h (framing, mask), RFC 3720 appendix B.4 (CRC-32C, Castagnoli),
 protobuf.dev/programming-guides/encoding.
@@ -24,7 +24,7 @@ import numpy as np
 
 from mmrl.bounds import unpacks_too_far
 from mmrl.errors import DataError
-from tasks.readers.common import RowError
+from mmrl.tasks.readers.common import RowError
 
 __all__ = ["Feature", "crc32c", "encode_example", "fields", "masked_crc", "parse_example", "read_records", "write_records"]
 

@@ -9,7 +9,7 @@ duration, with and without subtitles: two protocols that are never mixed. Offici
 cover a sampled frame, here all lines stand in the question with their seconds, so numbers with `subtitles` are not the
 official ones. A video without a file of subtitles says so in the prompt, as officially.
 
-    python -c "from tasks.readers.video_mme import read_videomme as r; print(len(r('Video-MME/videomme')))"
+    python -c "from mmrl.tasks.readers.video_mme import read_videomme as r; print(len(r('Video-MME/videomme')))"
 """
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError
+from mmrl.tasks.readers.answers import listed, options_in
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
+from mmrl.tasks.readers.subtitles import read_file, shown_lines, with_subtitles
+from mmrl.tasks.readers.tables import data_files, read_files, row_id, rows_of
+from mmrl.tasks.readers.videos import Clips, video_sample
 from mmrl.types import Sample
-from tasks.readers.answers import listed, options_in
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.problem_types import check_by_task, fixed_task
-from tasks.readers.subtitles import read_file, shown_lines, with_subtitles
-from tasks.readers.tables import data_files, read_files, row_id, rows_of
-from tasks.readers.videos import Clips, video_sample
 
 __all__ = ["read_videomme"]
 

@@ -10,7 +10,7 @@ from the official one. Accuracy is counted per track; knowledge gain compares Ad
 the video, which is a second run. Open questions of Adaptation have a number or a word, officially found anywhere in the reply;
 here the whole answer counts. Not verified: whether the parquet of every track has link_selected, which the format is known by.
 
-    python -c "from tasks.readers.video_mmmu import read_videommmu as r; print(len(r('VideoMMMU')))"
+    python -c "from mmrl.tasks.readers.video_mmmu import read_videommmu as r; print(len(r('VideoMMMU')))"
 """
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.tasks.readers.answers import listed, options_in, parse_literal
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.problem_types import Routes, check_by_task
+from mmrl.tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
+from mmrl.tasks.readers.video_mme import release_root, true_or_false
+from mmrl.tasks.readers.videos import Clips, video_sample
 from mmrl.types import Sample
-from tasks.readers.answers import listed, options_in, parse_literal
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.problem_types import Routes, check_by_task
-from tasks.readers.tables import data_files, media_folder, picture, read_files, row_id, rows_of
-from tasks.readers.video_mme import release_root, true_or_false
-from tasks.readers.videos import Clips, video_sample
 
 __all__ = ["TRACKS", "read_videommmu"]
 

@@ -13,7 +13,7 @@ lines "A. dog") is taken from there where `options` is empty. Paths are relative
 EasyVideoR1's evaluation files are of this form. Its charades_sta.json has no readable truth (an error on every row), its
 mvbench.json lacks tasks: numbers on these copies are not those of the benchmarks.
 
-    python -c "from tasks.readers.video_r1 import read_video_r1 as r; print(len(r('Video-R1-260k.json', probe=False)))"
+    python -c "from mmrl.tasks.readers.video_r1 import read_video_r1 as r; print(len(r('Video-R1-260k.json', probe=False)))"
 """
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.tasks.readers.answers import answer_in_tags, listed, options_in, parse_literal, read_answer, split_options
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, resolve_image, text_of
+from mmrl.tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
+from mmrl.tasks.readers.tables import json_rows, row_id
+from mmrl.tasks.readers.video_rows import TIMED, ask, load_media, read_truth, video_names
+from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
-from tasks.readers.answers import answer_in_tags, listed, options_in, parse_literal, read_answer, split_options
-from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, resolve_image, text_of
-from tasks.readers.problem_types import Routes, check_by_task, refuse_video, type_params
-from tasks.readers.tables import json_rows, row_id
-from tasks.readers.video_rows import TIMED, ask, load_media, read_truth, video_names
-from tasks.readers.videos import Clips
 
 __all__ = ["read_video_r1"]
 
@@ -94,8 +94,8 @@ def read_video_r1(path: str | Path, *, image_root: str | None = None, video_root
     """Read Video-R1 / EasyVideoR1 JSON (or JSON Lines). Paths are relative to `image_root` (default: the file's folder), those of
     videos to `video_root` (default: `image_root`).
 
-    `frame` is that of boxes; `types` and `only_mine`: see tasks.readers.problem_types; `images_only` leaves videos out; `video`
-    (frame sampling) and `probe`: see tasks.readers.videos.Clips.
+    `frame` is that of boxes; `types` and `only_mine`: see mmrl.tasks.readers.problem_types; `images_only` leaves videos out;
+    `video` (frame sampling) and `probe`: see mmrl.tasks.readers.videos.Clips.
     """
     file = Path(path)
     box_frame, root = check_frame(frame), Path(image_root) if image_root else file.parent

@@ -5,7 +5,7 @@
     {"boxes": {"0": [...], "1": [...]}}                ->  as it is               tracking, keys are seconds
     {"answer": "B", "time": [2.5, 7]}                  ->  {"choice", "spans"}    grounded_qa
 
-    python -c "from tasks.readers.video_rows import read_truth; print(read_truth('temporal_grounding', '2.5 to 7'))"
+    python -c "from mmrl.tasks.readers.video_rows import read_truth; print(read_truth('temporal_grounding', '2.5 to 7'))"
 """
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tasks.readers.answers import answer_in_tags, parse_literal, read_answer
-from tasks.readers.common import RowError, SizeOf, text_of
-from tasks.readers.problem_types import refuse_video
-from tasks.readers.tables import question_of, size_params
-from tasks.readers.videos import Clips, resolve_video
+from mmrl.tasks.readers.answers import answer_in_tags, parse_literal, read_answer
+from mmrl.tasks.readers.common import RowError, SizeOf, text_of
+from mmrl.tasks.readers.problem_types import refuse_video
+from mmrl.tasks.readers.tables import question_of, size_params
+from mmrl.tasks.readers.videos import Clips, resolve_video
 
 __all__ = ["Media", "TIMED", "ask", "load_media", "read_truth", "video_names"]
 
@@ -109,7 +109,7 @@ def _nested(value: Any) -> Any:
 
 
 def read_truth(task: str, value: Any) -> Any:
-    """What a row's answer means for `task`, for the task's own check; other tasks: tasks.readers.answers.read_answer.
+    """What a row's answer means for `task`, for the task's own check; other tasks: mmrl.tasks.readers.answers.read_answer.
 
     <answer> tags are taken off. Raises RowError for a text that is no truth of a task about time.
     """

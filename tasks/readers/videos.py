@@ -4,7 +4,7 @@ A video is a file or a folder of numbered frames. Files are probed only where a 
 per path. What a reader had to change in a truth (a box cut to the picture) stands in the sample's params.adjusted;
 `adjusted` counts it.
 
-    python -c "from tasks.readers.videos import clip_facts; print(clip_facts('a.mp4', {'video': {'start': 2, 'end': 6}}))"
+    python -c "from mmrl.tasks.readers.videos import clip_facts; print(clip_facts('a.mp4', {'video': {'start': 2, 'end': 6}}))"
 """
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MediaError, did_you_mean
+from mmrl.tasks.readers.common import Check, RowError, SkipRow
 from mmrl.types import Sample
-from tasks.readers.common import Check, RowError, SkipRow
 
 __all__ = ["Clips", "ENDINGS", "adjusted", "clip_facts", "find_video", "folder_seconds", "letter_of", "number_of", "resolve_video",
            "spans_of", "video_sample"]
@@ -71,8 +71,8 @@ def number_of(value: Any, name: str, least: float | None = 0.0) -> float:
 
 
 def _probe(path: str) -> Any:
-    """video.decode.VideoInfo of a file or folder. Raises MediaError, MissingExtraError."""
-    from video.decode import probe
+    """mmrl.video.decode.VideoInfo of a file or folder. Raises MediaError, MissingExtraError."""
+    from mmrl.video.decode import probe
 
     return probe(path)
 
@@ -81,7 +81,7 @@ def clip_facts(path: str, params: Mapping[str, Any], info_of: Callable[[str], An
     """`params` with width, height (displayed pixels) and duration (seconds of the shown part).
 
     The shown part is params.video.start .. end of the file; a folder of frames lasts as long as params.video.folder_fps says.
-    `info_of` (default video.decode.probe) is asked only where one of the facts is missing. Raises RowError for a start that is
+    `info_of` (default mmrl.video.decode.probe) is asked only where one of the facts is missing. Raises RowError for a start that is
     not before the end, MediaError for a file that cannot be read.
     """
     sampling = params.get("video", {})
@@ -144,7 +144,7 @@ class Clips:
         self._info_of, self._infos = info_of or _probe, dict[str, Any]()
 
     def info(self, path: str) -> Any:
-        """video.decode.VideoInfo of a file or folder, read once. Raises MediaError."""
+        """mmrl.video.decode.VideoInfo of a file or folder, read once. Raises MediaError."""
         if path not in self._infos:
             self._infos[path] = self._info_of(path)
         return self._infos[path]
@@ -198,7 +198,7 @@ def letter_of(answer: Any, options: Sequence[str]) -> tuple[str, list[str]]:
 
     Compared is the text as it stands, so that an option that is itself a letter is no trap.
     """
-    from rewards.choice import LETTERS
+    from mmrl.rewards.choice import LETTERS
 
     found = [i for i, option in enumerate(options) if option.strip() == str(answer).strip()]
     if not found or found[0] >= len(LETTERS):

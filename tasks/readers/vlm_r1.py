@@ -7,7 +7,7 @@ R1-V's rows (image, problem, solution). For other tasks than grounding the answe
 where there are such tags. A row's `problem_type`, else its `accu_reward_method` (mcq, yes_no, odLength ...), names its
 task; rows without either belong to the task asked for.
 
-    python -c "from tasks.readers.vlm_r1 import read_vlm_r1 as r; print(len(r('rec.json', image_root='coco')))"
+    python -c "from mmrl.tasks.readers.vlm_r1 import read_vlm_r1 as r; print(len(r('rec.json', image_root='coco')))"
 """
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.coords import CoordFrame
+from mmrl.tasks.readers.answers import box_in_text, listed, options_in, split_options
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, resolve_image, text_of
+from mmrl.tasks.readers.problem_types import Routes, check_by_task, type_params
+from mmrl.tasks.readers.tables import json_rows, row_id
+from mmrl.tasks.readers.video_rows import ask, load_media, read_truth, video_names
+from mmrl.tasks.readers.videos import Clips
 from mmrl.types import Sample
-from tasks.readers.answers import box_in_text, listed, options_in, split_options
-from tasks.readers.common import Check, Readout, RowError, SizeOf, check_frame, collect, resolve_image, text_of
-from tasks.readers.problem_types import Routes, check_by_task, type_params
-from tasks.readers.tables import json_rows, row_id
-from tasks.readers.video_rows import ask, load_media, read_truth, video_names
-from tasks.readers.videos import Clips
 
 __all__ = ["box_in_text", "json_rows", "read_vlm_r1"]
 
@@ -67,8 +67,8 @@ def read_vlm_r1(path: str | Path, *, image_root: str | None = None, video_root: 
                 on_error: str = "raise", check: Check = check_by_task) -> Readout:
     """Read VLM-R1 JSON or JSON Lines. `frame` is that of `solution` and of boxes in text. Picture paths are relative to
     `image_root` (default: the file's folder), paths in `video` to `video_root` (default: `image_root`). A box belongs to the
-    first picture. `encoding` is that of a .json file; `types`, `only_mine`: see tasks.readers.problem_types; `images_only` leaves
-    rows with a video out; `video` (frame sampling) and `probe`: see tasks.readers.videos.Clips."""
+    first picture. `encoding` is that of a .json file; `types`, `only_mine`: see mmrl.tasks.readers.problem_types; `images_only`
+    leaves rows with a video out; `video` (frame sampling) and `probe`: see mmrl.tasks.readers.videos.Clips."""
     file = Path(path)
     text_frame, root = check_frame(frame), Path(image_root) if image_root else file.parent
     routes, clips = Routes("vlm_r1", task, types, only_mine), Clips(video_root or root, video, probe)

@@ -8,7 +8,7 @@ object_rel_direction_easy, _medium and _hard are averaged into one first: task m
 The debiased and pruned lists are files of their own and give other numbers. Official runs allow 16 new tokens and read the
 first word; here a reasoning model's <answer> is read.
 
-    python -c "from tasks.readers.vsi_bench import read_vsibench as r; print(len(r('VSI-Bench/test.jsonl')))"
+    python -c "from mmrl.tasks.readers.vsi_bench import read_vsibench as r; print(len(r('VSI-Bench/test.jsonl')))"
 """
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.tasks.readers.answers import listed, options_in
+from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
+from mmrl.tasks.readers.problem_types import Routes, check_by_task
+from mmrl.tasks.readers.tables import data_files, read_files, row_id, rows_of
+from mmrl.tasks.readers.videos import Clips, video_sample
 from mmrl.types import Sample
-from tasks.readers.answers import listed, options_in
-from tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
-from tasks.readers.problem_types import Routes, check_by_task
-from tasks.readers.tables import data_files, read_files, row_id, rows_of
-from tasks.readers.videos import Clips, video_sample
 
 __all__ = ["TYPES", "read_vsibench"]
 
@@ -40,7 +40,7 @@ def read_vsibench(path: str | Path, *, video_root: str | None = None, video: Map
     """Read VSI-Bench: its JSON Lines or parquet file, or a folder of parquet files.
 
     Videos are <video_root>/<dataset>/<scene_name>.mp4 (default: the file's folder); `types` (by question_type) and `only_mine`:
-    see tasks.readers.problem_types. params: category (question_type). Raises ConfigError, DataError.
+    see mmrl.tasks.readers.problem_types. params: category (question_type). Raises ConfigError, DataError.
     """
     routes = Routes("vsibench", task, types, only_mine, table=TYPES)
 

@@ -15,7 +15,7 @@ import torch
 
 from mmrl.errors import MMRLError
 from mmrl.operations.lock import RunLock
-from video.store import TensorStore
+from mmrl.video.store import TensorStore
 
 REPO = Path(__file__).resolve().parents[2]
 DAY = 86400.0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mmrl.errors import MediaError
-from video.decode import probe, read_clip
-from video.sampling import FrameSampling
+from mmrl.video.decode import probe, read_clip
+from mmrl.video.sampling import FrameSampling
 
 CLIP = Path(__file__).resolve().parents[2] / "assets" / "fixtures" / "video" / "counter.mp4"
 FRAMES = 100

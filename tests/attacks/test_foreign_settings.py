@@ -23,16 +23,16 @@ from mmrl.errors import ConfigError, MMRLError, RegistryError
 from mmrl.evaluation.rescore import rescore
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.registry import BUILT_IN, task_from_spec
+from mmrl.robotics.suite_runs import base_settings
+from mmrl.tasks.readers import READERS, reader_of
+from mmrl.tasks.scenes import make_scenes
 from mmrl.trust import checkpoint_settings, no_new_code, params_found
-from robotics.suite_runs import base_settings
-from tasks.readers import READERS, reader_of
-from tasks.scenes import make_scenes
 
 REPO = Path(__file__).resolve().parents[2]
 EVIL = """
 import os, pathlib
 pathlib.Path({mark!r}).write_text(str(os.getuid()))
-from tasks.counting import Counting
+from mmrl.tasks.counting import Counting
 class T(Counting):
     pass
 """
@@ -125,7 +125,7 @@ def test_a_task_that_the_user_named_still_has_the_parameters_it_was_trained_with
 @pytest.mark.slow
 def test_eval_opens_no_folder_and_takes_no_machine(model: Path, data: Path, tmp_path: Path, threads: None) -> None:
     """The checkpoint names the user's own cache and a tiny limit: it would be emptied."""
-    from video.store import TensorStore
+    from mmrl.video.store import TensorStore
 
     cache, theirs = tmp_path / "cache", tmp_path / "theirs"
     store = TensorStore(cache)

@@ -19,13 +19,13 @@ import pytest
 from mmrl.bounds import lines_bounded, open_parquet, parquet_rows
 from mmrl.errors import DataError, MediaError
 from mmrl.media import image_size, open_image
-from robotics.datasets.lerobot import LeRobotDataset
-from robotics.datasets.libero_hdf5 import LiberoHdf5
-from tasks.readers import read_any
-from tasks.readers.subtitles import read_file
-from tasks.readers.tfrecord import masked_crc, parse_example, read_records
+from mmrl.robotics.datasets.lerobot import LeRobotDataset
+from mmrl.robotics.datasets.libero_hdf5 import LiberoHdf5
+from mmrl.tasks.readers import read_any
+from mmrl.tasks.readers.subtitles import read_file
+from mmrl.tasks.readers.tfrecord import masked_crc, parse_example, read_records
+from mmrl.video.decode import probe
 from tests.lerobot_kit import write_set
-from video.decode import probe
 
 # JSON
 

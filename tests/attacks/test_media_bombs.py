@@ -11,13 +11,13 @@ from PIL import Image
 
 from mmrl.errors import MediaError
 from mmrl.media import open_image
+from mmrl.video import file_identity
+from mmrl.video.bounds import ClipBounds, bounds, set_bounds
+from mmrl.video.decode import probe, read_clip
+from mmrl.video.probing import forget
+from mmrl.video.sampling import FrameSampling
 from scripts._torture_trust_pictures import progressive_jpeg
 from tests.clip_kit import make_clip
-from video import file_identity
-from video.bounds import ClipBounds, bounds, set_bounds
-from video.decode import probe, read_clip
-from video.probing import forget
-from video.sampling import FrameSampling
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from mmrl.data import load_sources, prompt_stream
 from mmrl.errors import DataError, MismatchError
 from mmrl.media_record import MediaRecord
 from mmrl.trainer import Trainer
+from mmrl.video.file_identity import digest_of_content
 from scripts.torture_resume import differences
 from tests.engine_kit import ALBUM, album_data, config_file, picture, small_run
-from video.file_identity import digest_of_content
 
 STEPS = 2
 
@@ -100,7 +100,7 @@ def test_a_picture_changed_while_the_run_goes_on_ends_it(calm: Path, tmp_path: P
 
 def test_files_are_read_again_only_where_they_were_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stamp decides whether to look, the bytes decide what is said."""
-    import video.file_identity as identity
+    import mmrl.video.file_identity as identity
 
     paths = []
     for number in range(6):

@@ -15,11 +15,11 @@ from mmrl.errors import MediaError, MismatchError
 from mmrl.media import open_image
 from mmrl.policy.pack import PackItem, pack, pack_padded
 from mmrl.policy.policy import Policy
+from mmrl.video.decode import read_clip
+from mmrl.video.sampling import FrameSampling
 from tests.clip_kit import TASK, clip, policy_of, sample
 from tests.engine_kit import ARCHITECTURES, fresh_policy, picture
 from tests.fast_kit import first_fast
-from video.decode import read_clip
-from video.sampling import FrameSampling
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -29,7 +29,7 @@ def test_prompts_are_those_of_the_processor_itself(arch: str, tmp_path: Path) ->
     prompt = p.encoder(sample(paths, photos), TASK)
     text = p.encoder.text(sample(paths, photos), TASK)
     patch = p.processor.video_processor.patch_size
-    from video.budget import resize_frames
+    from mmrl.video.budget import resize_frames
 
     frames = []
     for path, seen in zip(paths, prompt.videos, strict=True):
@@ -116,7 +116,7 @@ def test_views_of_a_clip_are_what_the_processor_makes_of_changed_frames(arch: st
     p = policy_of(arch)
     (visual,) = p.encoder(sample((clip(tmp_path, 5),)), TASK).visuals
     rgb = read_clip(visual.path, FrameSampling(kind="all")).rgb_THWC
-    from video.budget import resize_frames
+    from mmrl.video.budget import resize_frames
 
     def processed(frames: np.ndarray) -> torch.Tensor:
         width, height = visual.resized_wh

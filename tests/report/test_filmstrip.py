@@ -27,9 +27,9 @@ from mmrl.report.rollouts import rollouts
 from mmrl.report.rows import spans_of, spans_text, text_of, track_of
 from mmrl.report.stills import ClipRef, boxes_at, choose, clip_of, read_stills
 from mmrl.types import Sample, VideoSize
+from mmrl.video.encode import write_video
 from tests.report.test_report import Page
 from tests.report.video_run import SEEN, SOURCES, STEPS, make_video_run, write_lines
-from video.encode import write_video
 
 SIDE, FPS = 48, 4
 BAD = "</text></svg><script>document.title=1</script>"
@@ -294,7 +294,7 @@ def test_a_whole_report_survives_vanished_clips(run: Path) -> None:
 
 
 def test_without_the_video_package_the_page_says_so(grey: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "video.decode", None)
+    monkeypatch.setitem(sys.modules, "mmrl.video.decode", None)
     assert "the video cannot be shown (ModuleNotFoundError): grey.mp4" in Figures(Path()).drawing({"videos": [grey]}, [])
 
 

@@ -17,7 +17,7 @@ from mmrl.evaluation.stats import describe
 from mmrl.report import build_comparison, build_report
 from mmrl.report import clips as clips_module
 from mmrl.report.embodied import rate
-from robotics.evaluate import write_video
+from mmrl.robotics.evaluate import write_video
 
 TASKS = ("push", "reach")
 STATES = 8

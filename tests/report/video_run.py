@@ -15,8 +15,8 @@ from mmrl.coords import CoordFrame
 from mmrl.evaluation.stats import describe
 from mmrl.registry import task_from_spec
 from mmrl.task import Task
+from mmrl.tasks.clips import make_clips
 from mmrl.types import RewardContext, Sample, VideoSize
-from tasks.clips import make_clips
 
 Row = dict[str, Any]
 STEPS = (0, 20, 40)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.anchored import anchored_value, check_anchor_numbers, read_anchors
+from mmrl.rewards.anchored import anchored_value, check_anchor_numbers, read_anchors
 
 share = st.floats(0, 1)
 anchors = st.lists(share, min_size=1, max_size=6)

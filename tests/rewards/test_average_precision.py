@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.average_precision import COCO_THRESHOLDS, image_ap
+from mmrl.rewards.average_precision import COCO_THRESHOLDS, image_ap
 
 Labelled = list[tuple[str, tuple[float, ...]]]
 LABELS = ("a", "b", "c")

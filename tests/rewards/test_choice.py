@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.choice import LETTERS, nearest_option, normalise_text, parse_boolean, parse_choice, strip_letters
+from mmrl.rewards.choice import LETTERS, nearest_option, normalise_text, parse_boolean, parse_choice, strip_letters
 
 PETS = ["dog", "red cat", "bird", "A and B", "horse", "ant"]
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.counting import MODES, closeness, found_points, make_counting_reward, parse_count, point_closeness
+from mmrl.rewards.counting import MODES, closeness, found_points, make_counting_reward, parse_count, point_closeness
 
 count = st.integers(0, 60)
 point = st.tuples(st.floats(0, 1000), st.floats(0, 1000))

@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.detection import MODES, compare, detection_metrics, make_detection_reward
-from rewards.iou import box_iou
-from rewards.matching import COPY_IOU, TWIN_IOU, copy_threshold, hungarian_pairs
+from mmrl.rewards.detection import MODES, compare, detection_metrics, make_detection_reward
+from mmrl.rewards.iou import box_iou
+from mmrl.rewards.matching import COPY_IOU, TWIN_IOU, copy_threshold, hungarian_pairs
 
 Box = tuple[float, ...]
 Labelled = list[tuple[str, Box]]
@@ -163,7 +163,7 @@ def _jittered(rng: np.random.Generator, item: tuple[str, Box], size: float, coun
 @pytest.mark.parametrize("mode", ["f1", "f1 squared", "f1 above a half", "f1 dynamic", "scene_graph"])
 def test_near_copies_earn_no_more_than_the_best_of_them_alone(mode: str, size: float) -> None:
     """The exact property: with copies J of p, the reward is at most the best one with a single q of J and p in p's place."""
-    from rewards.scene_graph import Graph, make_scene_graph_reward
+    from mmrl.rewards.scene_graph import Graph, make_scene_graph_reward
 
     reward = {"f1": make_detection_reward(), "f1 squared": make_detection_reward("f1", power=2),
               "f1 above a half": make_detection_reward("f1", threshold=0.5),
@@ -224,7 +224,7 @@ def test_near_twins_may_be_answered_by_near_copies() -> None:
 
 
 def test_labels_are_compared_as_the_official_metric_does() -> None:
-    from tasks.metrics.boxes import label_key
+    from mmrl.tasks.metrics.boxes import label_key
 
     for a, b in (("traffic_light", " Traffic  Light"), ("STRASSE", "straße"), ("a_b_c", "a b_c")):
         assert label_key(a) == label_key(b)

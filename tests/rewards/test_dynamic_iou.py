@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.dynamic_iou import AVERAGE_THRESHOLDS, DYNAMIC_SCHEDULE, MODES, make_iou_reward, threshold_at
+from mmrl.rewards.dynamic_iou import AVERAGE_THRESHOLDS, DYNAMIC_SCHEDULE, MODES, make_iou_reward, threshold_at
 
 share = st.floats(0, 1)
 TRUE = (0.0, 0.0, 100.0, 10.0)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.registry import BUILT_IN, resolve_task, task_from_spec
+from mmrl.rewards.format_rules import FORMAT_RULES, PAYS_UNREAD, make_format_rule
 from mmrl.types import ImageSize, RewardContext, Sample
-from rewards.format_rules import FORMAT_RULES, PAYS_UNREAD, make_format_rule
 
 LINES = "<think>\nhm\n</think>\n<answer>\n{}\n</answer>"
 THINK = "<think>hm</think> <answer>{}</answer>"

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.gui import MODES, bhattacharyya, centre, in_box, make_point_reward, parse_point, region_votes
-from rewards.parsing import MAX_ANSWER_CHARS
+from mmrl.rewards.gui import MODES, bhattacharyya, centre, in_box, make_point_reward, parse_point, region_votes
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS
 
 SIZE = (1920, 1080)
 BOX = (100.0, 50.0, 300.0, 150.0)

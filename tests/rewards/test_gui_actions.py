@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.gui_actions import (
+from mmrl.rewards.gui_actions import (
     RULES,
     SPACES,
     Action,
@@ -25,7 +25,7 @@ from rewards.gui_actions import (
     parse_action,
     same_text,
 )
-from rewards.parsing import MAX_ANSWER_CHARS
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS
 
 SIZE = (1080, 2400)
 CLICK = Action("click", (200.0, 300.0), (150.0, 250.0, 250.0, 350.0))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.iou import box_giou, box_iou, outside_share, pairwise_giou, pairwise_iou
+from mmrl.rewards.iou import box_giou, box_iou, outside_share, pairwise_giou, pairwise_iou
 
 whole = st.integers(-500, 500)
 side = st.integers(1, 400)

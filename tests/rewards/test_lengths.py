@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from mmrl.algorithms import soft_overlong_penalty
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
+from mmrl.rewards.lengths import PARTS, cosine_value, overlong_penalty, repeated_share
+from mmrl.rewards.router import Rubric
+from mmrl.tasks.base import Prediction
+from mmrl.tasks.ocr import OCR
 from mmrl.types import RewardContext, Sample
-from rewards.lengths import PARTS, cosine_value, overlong_penalty, repeated_share
-from rewards.router import Rubric
-from tasks.base import Prediction
-from tasks.ocr import OCR
 
 SAMPLE = Sample("1", "ocr", "s", "q", "text", params={"reference_steps": ["look at the sign", "read the word"]})
 

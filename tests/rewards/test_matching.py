@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.matching import (
+from mmrl.rewards.matching import (
     copy_threshold,
     forbid_copies,
     greedy_pairs,

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import RewardError
-from rewards import math_expression
-from rewards.math_expression import (
+from mmrl.rewards import math_expression
+from mmrl.rewards.math_expression import (
     MathVerdict,
     is_evaluated,
     parse_expression,
     shared_pool,
     verify_texts,
 )
-from rewards.math_expression import verify_expression as _verify_expression
-from rewards.verifier_pool import Verdict
+from mmrl.rewards.math_expression import verify_expression as _verify_expression
+from mmrl.rewards.verifier_pool import Verdict
 
 
 def verify_expression(gold: str, predicted: str, **options: Any) -> MathVerdict:

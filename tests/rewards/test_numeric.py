@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.numeric import make_closeness, mra, parse_first_token, parse_number, rounded_equal, within
+from mmrl.rewards.numeric import make_closeness, mra, parse_first_token, parse_number, rounded_equal, within
 
 
 @pytest.mark.parametrize(("text", "value"), [

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.objects import MAX_OBJECT_CHARS, MAX_OBJECTS, normalise_label, parse_objects, parse_points
-from rewards.parsing import load_json, parse_boxes
+from mmrl.rewards.objects import MAX_OBJECT_CHARS, MAX_OBJECTS, normalise_label, parse_objects, parse_points
+from mmrl.rewards.parsing import load_json, parse_boxes
 
 CAT = ("cat", (1.0, 2.0, 3.0, 4.0))
 DOG = ("dog", (5.0, 6.0, 7.0, 8.0))

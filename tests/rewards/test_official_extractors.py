@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mmrl.errors import ConfigError
-from rewards.numeric import mra
-from rewards.official import DEVIATIONS, EXTRACTORS, Asked, check_extractor, extract
+from mmrl.rewards.numeric import mra
+from mmrl.rewards.official import DEVIATIONS, EXTRACTORS, Asked, check_extractor, extract
 from scripts._extractor_cases import OPTIONS
 from scripts._extractor_runs import COUNTED, REPOSITORIES, RUNS
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.format import format_reward, wrap_answer
-from rewards.parsing import MAX_ANSWER_CHARS, extract_answer, load_json, parse_boxes
+from mmrl.rewards.format import format_reward, wrap_answer
+from mmrl.rewards.parsing import MAX_ANSWER_CHARS, extract_answer, load_json, parse_boxes
 
 tags = st.lists(st.sampled_from(
     ["<think>", "</think>", "<answer>", "</answer>", "[1, 2, 3, 4]", "[5, 6, 7, 8]", " ", "x", "<", "<|im_end|>", "{"]),

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
+from mmrl.rewards.process import DISTANCES, dtw_similarity, process, reasoning_steps, split_steps
+from mmrl.rewards.router import Rubric
+from mmrl.rewards.text import normalised_edit_distance, token_f1
+from mmrl.tasks.base import Prediction
 from mmrl.types import RewardContext, Sample
-from rewards.process import DISTANCES, dtw_similarity, process, reasoning_steps, split_steps
-from rewards.router import Rubric
-from rewards.text import normalised_edit_distance, token_f1
-from tasks.base import Prediction
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG, num_tokens=10, max_tokens=100)
 STEPS = ["find the red car", "count its wheels", "add the wheels of the bike"]

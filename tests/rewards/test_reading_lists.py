@@ -7,10 +7,10 @@ import pytest
 
 from mmrl.coords import CoordFrame
 from mmrl.registry import task_from_spec
+from mmrl.rewards.objects import parse_objects, parse_points
+from mmrl.rewards.parsing import load_json, parse_boxes
+from mmrl.rewards.tracks import parse_track
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.objects import parse_objects, parse_points
-from rewards.parsing import load_json, parse_boxes
-from rewards.tracks import parse_track
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG, (ImageSize((1000, 1000), (1000, 1000)),))
 BOXES = [[60 * n, 10, 60 * n + 50, 90] for n in range(16)]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.objects import parse_objects
-from rewards.reading.blocks import blocks, json_block
-from rewards.reading.calls import one_call
-from rewards.reading.scanner import CLOSING, marks
+from mmrl.rewards.objects import parse_objects
+from mmrl.rewards.reading.blocks import blocks, json_block
+from mmrl.rewards.reading.calls import one_call
+from mmrl.rewards.reading.scanner import CLOSING, marks
 
 VALUE = st.recursive(st.integers() | st.text('a\'"[]{}(),:\\ ', max_size=6),
                      lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text("ab']}", max_size=3), x, max_size=3))

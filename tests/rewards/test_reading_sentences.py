@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
 from mmrl.registry import task_from_spec
+from mmrl.rewards.format_rules import make_format_rule
+from mmrl.rewards.gui import parse_point
+from mmrl.rewards.gui_actions import parse_action
+from mmrl.rewards.parsing import json_once, load_json
+from mmrl.rewards.reading import Unread, words
+from mmrl.rewards.reading.blocks import blocks, json_block
+from mmrl.rewards.reading.calls import call_place, one_call
+from mmrl.rewards.reading.choices import one_letter, yes_or_no
+from mmrl.rewards.reading.numbers import none_of_them, one_number
+from mmrl.rewards.reading.places import labelled_boxes, many_points, one_box, one_place
+from mmrl.rewards.reading.times import spans_in
+from mmrl.rewards.reading.tracks import track_in
+from mmrl.rewards.reading.words import value_of_words
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.format_rules import make_format_rule
-from rewards.gui import parse_point
-from rewards.gui_actions import parse_action
-from rewards.parsing import json_once, load_json
-from rewards.reading import Unread, words
-from rewards.reading.blocks import blocks, json_block
-from rewards.reading.calls import call_place, one_call
-from rewards.reading.choices import one_letter, yes_or_no
-from rewards.reading.numbers import none_of_them, one_number
-from rewards.reading.places import labelled_boxes, many_points, one_box, one_place
-from rewards.reading.times import spans_in
-from rewards.reading.tracks import track_in
-from rewards.reading.words import value_of_words
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG, (ImageSize((1000, 1000), (1000, 1000)),))
 OPTIONS = ["dog", "red cat", "bird", "horse"]

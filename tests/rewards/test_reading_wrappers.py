@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.registry import BUILT_IN, task_from_spec
+from mmrl.rewards.reading import LEVELS, check_level, unwrap, unwrap_text
 from mmrl.types import ImageSize, RewardContext, Sample
-from rewards.reading import LEVELS, check_level, unwrap, unwrap_text
 
 WRAPPERS = ["{}", "```\n{}\n```", "```json\n{}\n```", "```python\n{}\n```", "\\boxed{{{}}}", "${}$", "\\({}\\)", "'{}'", '"{}"',
             "“{}”",

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
+from mmrl.rewards.router import Part, Rubric
 from mmrl.types import RewardContext, Sample
-from rewards.router import Part, Rubric
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 

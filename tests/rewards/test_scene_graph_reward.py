@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.scene_graph import MODES, Graph, graph_metrics, make_scene_graph_reward, word_overlap
+from mmrl.rewards.scene_graph import MODES, Graph, graph_metrics, make_scene_graph_reward, word_overlap
 
 A, B, C = ("red cat", (0.0, 0.0, 10.0, 10.0)), ("dog", (20.0, 0.0, 30.0, 10.0)), ("bird", (0.0, 20.0, 10.0, 30.0))
 TRUE = Graph((A, B, C), ((0, "left of", 1), (2, "below", 0)))

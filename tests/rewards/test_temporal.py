@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from rewards.temporal import (
+from mmrl.rewards.temporal import (
     MODES,
     clip_spans,
     make_span_reward,

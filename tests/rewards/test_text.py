@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rouge_score import rouge_scorer
 
 from mmrl.errors import ConfigError, DataError
-from rewards.text import (
+from mmrl.rewards.text import (
     MAX_CHARS,
     MODES,
     TextReward,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.times import MAX_SPANS, parse_spans, parse_time, spans_of
+from mmrl.rewards.times import MAX_SPANS, parse_spans, parse_time, spans_of
 
 
 @pytest.mark.parametrize(("text", "seconds"), [

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.iou import box_iou
-from rewards.tracks import MAX_BOXES, mean, parse_track, success, success_area, track_ious, track_viou, tube_viou
+from mmrl.rewards.iou import box_iou
+from mmrl.rewards.tracks import MAX_BOXES, mean, parse_track, success, success_area, track_ious, track_viou, tube_viou
 
 BOX = [10, 20, 60, 90]
 side = st.integers(0, 50)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import rewards
+import mmrl.rewards
 from mmrl.errors import ConfigError, RewardError
-from rewards import verifier_pool
-from rewards.verifier_pool import VerifierPool
+from mmrl.rewards import verifier_pool
+from mmrl.rewards.verifier_pool import VerifierPool
 
 _VERIFIERS = '''
 import os, sys, time
@@ -258,7 +258,7 @@ def test_closing_ends_a_hanging_call_and_a_later_call_starts_again(target: str) 
 
 def test_no_reward_uses_sigalrm_or_evaluates_text() -> None:
     """Scorers run in threads: signals would fail there. Model text is data: eval, exec and pickle are never called."""
-    for path in Path(next(iter(rewards.__path__))).glob("*.py"):
+    for path in Path(next(iter(mmrl.rewards.__path__))).glob("*.py"):
         tree = ast.parse(path.read_text())
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
             n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.views import is_consistent, swap_sides, view_consistency
+from mmrl.rewards.views import is_consistent, swap_sides, view_consistency
 
 
 @pytest.mark.parametrize(("text", "swapped"), [

@@ -2,7 +2,7 @@
 
     python tests/robotics/external_reach.py [--fault NAME]
 
-Speaks the messages described in robotics.openvla_server with code of its own: standard library and numpy, no mmrl. A fault is
+Speaks the messages described in mmrl.robotics.openvla_server with code of its own: standard library and numpy, no mmrl. A fault is
 something a policy process may do wrong, in its second answer; hello_* in its hello.
 """
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import MissingExtraError
-from robotics.contract import EnvSpec, InitialState, Observation, StepResult
-from robotics.tiny import TinySimulator
+from mmrl.robotics.contract import EnvSpec, InitialState, Observation, StepResult
+from mmrl.robotics.tiny import TinySimulator
 
 FAULTS = ("kill", "exit", "hang", "raise", "memory", "kill_reset", "hang_reset", "raise_reset", "leak", "leak_object",
           "bad_picture", "noise", "raise_close")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from robotics.contract import EnvSpec, InitialState, StepResult
+from mmrl.robotics.contract import EnvSpec, InitialState, StepResult
 from tests.robotics.faulty import FaultySimulator
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError, DataError
-from robotics.actions import ActionCodec, ActionStatistics, openvla_indices, openvla_logit_slice, openvla_token_ids
-from robotics.contract import ActionError, ActionSpace
+from mmrl.robotics.actions import ActionCodec, ActionStatistics, openvla_indices, openvla_logit_slice, openvla_token_ids
+from mmrl.robotics.contract import ActionError, ActionSpace
 
 SPACE = ActionSpace((-1.0, -0.5, -1.0), (1.0, 0.25, 1.0), ("x", "y", "gripper"), gripper=2)
 STATS = ActionStatistics((-0.7, -0.2, 0.0), (0.9, 0.3, 1.0), (-1.0, -0.4, 0.0), (1.0, 0.4, 1.0), (0.0,) * 3, (0.5,) * 3,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError
-from robotics.contract import EnvSpec, initial_states, make_simulator
-from robotics.suites import load_robot_suites
+from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator
+from mmrl.robotics.suites import load_robot_suites
 from scripts import _bench, check_experts, update_readme
 
 
@@ -111,7 +111,7 @@ def test_maniskill_without_pictures() -> None:
 @pytest.mark.slow
 @pytest.mark.render("libOSMesa.so.8")
 def test_libero_says_stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("libero", reason="needs LIBERO: see robotics.libero_assets.INSTALL")
+    pytest.importorskip("libero", reason="needs LIBERO: see mmrl.robotics.libero_assets.INSTALL")
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))  # no official meshes there
     monkeypatch.delenv("MMRL_LIBERO_ASSETS", raising=False)

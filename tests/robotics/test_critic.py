@@ -20,16 +20,16 @@ from mmrl.engines import build_train_engine
 from mmrl.errors import CheckpointError, ConfigError, NonFiniteError
 from mmrl.optim import build_optimizer
 from mmrl.pipeline import Closed
+from mmrl.robotics.config import EmbodiedConfig
+from mmrl.robotics.contract import EnvSpec, initial_states
+from mmrl.robotics.learning import critic_advantages, robot_learner, scored
+from mmrl.robotics.load import load_vla
+from mmrl.robotics.rollout import Driver, GroupRequest
+from mmrl.robotics.source import EpisodeSource
+from mmrl.robotics.vla import VLAPolicy
 from mmrl.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
 from mmrl.world import World
-from robotics.config import EmbodiedConfig
-from robotics.contract import EnvSpec, initial_states
-from robotics.learning import critic_advantages, robot_learner, scored
-from robotics.load import load_vla
-from robotics.rollout import Driver, GroupRequest
-from robotics.source import EpisodeSource
-from robotics.vla import VLAPolicy
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
 PPO = ("algorithm.advantage=gae", "vla.value_head=true", "rl.reward=shaped", "algorithm.critic.gamma=0.9",

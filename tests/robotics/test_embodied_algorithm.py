@@ -18,15 +18,15 @@ import torch
 from mmrl.engines import build_train_engine
 from mmrl.errors import ConfigError
 from mmrl.optim import build_optimizer
+from mmrl.robotics.config import EmbodiedConfig
+from mmrl.robotics.contract import EnvSpec, initial_states
+from mmrl.robotics.learning import most_tokens, return_settings, robot_learner, scored, teaches
+from mmrl.robotics.rollout import GroupRequest
+from mmrl.robotics.vla import VLAPolicy
 from mmrl.trainer import Trainer
 from mmrl.training.learner import Learner
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
 from mmrl.world import World
-from robotics.config import EmbodiedConfig
-from robotics.contract import EnvSpec, initial_states
-from robotics.learning import most_tokens, return_settings, robot_learner, scored, teaches
-from robotics.rollout import GroupRequest
-from robotics.vla import VLAPolicy
 from tests.robot_kit import config_of, make_model, make_vla, observations, saved_vla
 
 CHUNK, REPEAT, DIM = 2, 2, 2  # of tests.robot_kit.BASE; its horizon is 12 control steps, three decisions
@@ -49,7 +49,7 @@ def settings(*overrides: str) -> EmbodiedConfig:
 
 
 def group(vla: VLAPolicy, config: EmbodiedConfig, place: int, episodes: Sequence[tuple[int, int]]) -> RolloutGroup:
-    """Closed and scored as robotics.source does; the last one of it crashed as well."""
+    """Closed and scored as mmrl.robotics.source does; the last one of it crashed as well."""
     seen, rollouts = observations(4), []
     for member, (steps, won) in enumerate(episodes):
         turns = []

@@ -14,12 +14,12 @@ from mmrl.cli.embodied import acting_suites
 from mmrl.cli.evaluation import eval_command, suites_command
 from mmrl.cli.main import app
 from mmrl.errors import ConfigError
-from robotics.config import EmbodiedConfig, load_embodied
-from robotics.contract import initial_states
-from robotics.protocols import PROTOCOLS, protocol_of
-from robotics.suite_runs import base_settings, run_suites
-from robotics.suite_table import markdown, percent, suite_row
-from robotics.suites import ProtocolPolicy, RobotSuite, Setting, configure, is_robot_file, load_robot_suites
+from mmrl.robotics.config import EmbodiedConfig, load_embodied
+from mmrl.robotics.contract import initial_states
+from mmrl.robotics.protocols import PROTOCOLS, protocol_of
+from mmrl.robotics.suite_runs import base_settings, run_suites
+from mmrl.robotics.suite_table import markdown, percent, suite_row
+from mmrl.robotics.suites import ProtocolPolicy, RobotSuite, Setting, configure, is_robot_file, load_robot_suites
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
 REPO = Path(__file__).resolve().parents[2]

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from mmrl.engines import train_engine_name
 from mmrl.errors import ConfigError
+from mmrl.robotics.episodes import own_gpu
 from mmrl.trainer import Trainer
-from robotics.episodes import own_gpu
 from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl
 from tests.pool_kit import FAULTY
 from tests.robot_kit import config_of, saved_vla

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 from mmrl.errors import ConfigError
 from mmrl.pipeline import Closed
+from mmrl.robotics.config import EmbodiedConfig
+from mmrl.robotics.episodes import EpisodeRollouts
+from mmrl.robotics.rollout import Driver, RolloutGroup
+from mmrl.robotics.source import EpisodeSource
 from mmrl.trainer import Trainer
 from mmrl.training.learner import Learner, UpdateResult
-from robotics.config import EmbodiedConfig
-from robotics.episodes import EpisodeRollouts
-from robotics.rollout import Driver, RolloutGroup
-from robotics.source import EpisodeSource
 from scripts._torture_trust_state import flip_bit
 from tests.robot_kit import config_of, saved_vla
 
@@ -118,7 +118,7 @@ class Overtaken(EpisodeSource):
 @pytest.mark.parametrize("extra", [(), ("algorithm.epochs=2", "schedule.correction=mask")])
 def test_async_keeps_its_staleness_bound_and_weighs_older_decisions(
         policy: Path, tmp_path: Path, extra: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("robotics.episodes.EpisodeSource", Overtaken)
+    monkeypatch.setattr("mmrl.robotics.episodes.EpisodeSource", Overtaken)
     run(policy, tmp_path, "async", "schedule.kind=async", "schedule.staleness=1", "train.steps=4", "train.save_every=0",
         "algorithm.dynamic_sampling=false", *extra)
     found = rows(tmp_path, "async")
@@ -304,7 +304,7 @@ def test_kl_weighs_every_trajectory_alike(policy: Path) -> None:
 
 
 def test_every_task_has_its_turn(policy: Path) -> None:
-    from robotics.source import EpisodeSource
+    from mmrl.robotics.source import EpisodeSource
 
     source = EpisodeSource(config_of(policy, "env.tasks=[reach, push, reach, push]", "env.options={}"), driver=None)  # type: ignore[arg-type]
     seen = {id(source._request(step, place, 0).spec) for step in (1, 2, 3, 4) for place in range(3)}

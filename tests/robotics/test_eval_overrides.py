@@ -8,11 +8,11 @@ import pytest
 
 from mmrl.cli.evaluation import suites_command
 from mmrl.errors import ConfigError, MissingExtraError
-from robotics.config import EmbodiedConfig, load_embodied
-from robotics.protocols import Protocol
-from robotics.suite_runs import base_settings
-from robotics.suite_table import suite_row
-from robotics.suites import RobotSuite, configure, load_robot_suites
+from mmrl.robotics.config import EmbodiedConfig, load_embodied
+from mmrl.robotics.protocols import Protocol
+from mmrl.robotics.suite_runs import base_settings
+from mmrl.robotics.suite_table import suite_row
+from mmrl.robotics.suites import RobotSuite, configure, load_robot_suites
 from tests.robot_kit import make_model, make_vla
 
 TINY = ["env.image_size=32", "env.horizon=8", "env.slots=4", "env.workers=1", "model.device=cpu", "threads=1"]

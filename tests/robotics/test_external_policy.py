@@ -20,15 +20,15 @@ from typer.testing import CliRunner
 
 from mmrl.cli.main import app
 from mmrl.errors import ConfigError
-from robotics.actions import ActionCodec, ActionStatistics
-from robotics.config import load_embodied
-from robotics.contract import ActionError, EnvSpec, Observation, initial_states, make_simulator
-from robotics.evaluate import evaluate_policy
-from robotics.external import ExternalPolicy, PolicyError
-from robotics.pool import EnvPool
-from robotics.protocols import protocol_of
-from robotics.rollout import Driver
-from robotics.suites import ProtocolPolicy, Setting, configure, load_robot_suites
+from mmrl.robotics.actions import ActionCodec, ActionStatistics
+from mmrl.robotics.config import load_embodied
+from mmrl.robotics.contract import ActionError, EnvSpec, Observation, initial_states, make_simulator
+from mmrl.robotics.evaluate import evaluate_policy
+from mmrl.robotics.external import ExternalPolicy, PolicyError
+from mmrl.robotics.pool import EnvPool
+from mmrl.robotics.protocols import protocol_of
+from mmrl.robotics.rollout import Driver
+from mmrl.robotics.suites import ProtocolPolicy, Setting, configure, load_robot_suites
 
 HERE = Path(__file__).resolve().parent
 SERVER = HERE.parents[1] / "robotics" / "openvla_server.py"

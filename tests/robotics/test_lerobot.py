@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, DataError
-from robotics.datasets import RecordedEpisode, open_demonstrations
-from robotics.datasets.lerobot import LeRobotDataset
-from robotics.datasets.mp4 import VIDEO_SETTINGS, video_settings
-from robotics.datasets.writer import LeRobotWriter
+from mmrl.robotics.datasets import RecordedEpisode, open_demonstrations
+from mmrl.robotics.datasets.lerobot import LeRobotDataset
+from mmrl.robotics.datasets.mp4 import VIDEO_SETTINGS, video_settings
+from mmrl.robotics.datasets.writer import LeRobotWriter
 from tests.lerobot_kit import EPISODES, as_v21, episode, write_set
 
 

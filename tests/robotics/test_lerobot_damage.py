@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mmrl.errors import DataError
-from robotics.datasets import open_demonstrations
-from robotics.datasets.layout import fill
-from robotics.datasets.lerobot import LeRobotDataset
-from robotics.datasets.writer import LeRobotWriter
+from mmrl.robotics.datasets import open_demonstrations
+from mmrl.robotics.datasets.layout import fill
+from mmrl.robotics.datasets.lerobot import LeRobotDataset
+from mmrl.robotics.datasets.writer import LeRobotWriter
 from tests.lerobot_kit import EPISODES, as_v21, write_set
 
 

@@ -21,14 +21,14 @@ import numpy as np
 import pytest
 
 from mmrl.errors import CacheError, ConfigError, DataError, MissingExtraError
-from robotics import libero_assets
-from robotics.contract import ActionError, EnvSpec, InitialState, Simulator, initial_states, make_simulator, run_chunk
-from robotics.libero_standins import GROCERIES, stand_in_files
+from mmrl.robotics import libero_assets
+from mmrl.robotics.contract import ActionError, EnvSpec, InitialState, Simulator, initial_states, make_simulator, run_chunk
+from mmrl.robotics.libero_standins import GROCERIES, stand_in_files
 
 if importlib.util.find_spec("libero") is None or importlib.util.find_spec("robosuite") is None:
-    pytest.skip("needs LIBERO: see robotics.libero_assets.INSTALL", allow_module_level=True)
+    pytest.skip("needs LIBERO: see mmrl.robotics.libero_assets.INSTALL", allow_module_level=True)
 
-from robotics.libero import EVAL_ROWS, TRAIN_ROWS, describe_rows, libero_states, libero_tasks, resolve_task
+from mmrl.robotics.libero import EVAL_ROWS, TRAIN_ROWS, describe_rows, libero_states, libero_tasks, resolve_task
 
 OBJECT_TASKS = 10
 OPEN = np.array([0.0] * 6 + [-1.0])
@@ -155,7 +155,7 @@ class TestFiles:
 
     def test_stand_ins_appear_once_whoever_writes_them(self, tmp_path: Path) -> None:
         """Four processes at once: one folder, complete, nothing left over."""
-        command = [sys.executable, "-m", "robotics.libero_assets", "stand-ins"]
+        command = [sys.executable, "-m", "mmrl.robotics.libero_assets", "stand-ins"]
         writers = [subprocess.Popen(command, env={**os.environ, "MMRL_CACHE": str(tmp_path)}, stdout=subprocess.PIPE, text=True)
                    for _ in range(4)]
         folders = {writer.communicate()[0].strip() for writer in writers}
@@ -194,7 +194,7 @@ class TestFiles:
 
     def test_official_assets_are_asked_for_by_command(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
-        with pytest.raises(MissingExtraError, match=r"python -m robotics\.libero_assets download FOLDER"):
+        with pytest.raises(MissingExtraError, match=r"python -m mmrl\.robotics\.libero_assets download FOLDER"):
             libero_assets.find_assets("official")
         with pytest.raises(ConfigError, match=r"expected a folder with LIBERO's assets .* without articulated_objects"):
             libero_assets.find_assets(tmp_path)
@@ -208,7 +208,7 @@ class TestFiles:
         assert libero_assets.find_assets(tmp_path) == libero_assets.Assets(tmp_path.resolve(), "official")
 
     def test_a_download_without_a_network_says_what_to_do(self, tmp_path: Path) -> None:
-        code = "import sys; from robotics.libero_assets import download_assets; download_assets(sys.argv[1])"
+        code = "import sys; from mmrl.robotics.libero_assets import download_assets; download_assets(sys.argv[1])"
         done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env={**os.environ, "HF_HUB_OFFLINE": "1"},
                               capture_output=True, text=True, check=False)
         assert "copy the folder from a machine that has one, or use stand-ins" in done.stderr

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, DataError
-from robotics.datasets import open_demonstrations
-from robotics.datasets.libero_hdf5 import LiberoHdf5
+from mmrl.robotics.datasets import open_demonstrations
+from mmrl.robotics.datasets.libero_hdf5 import LiberoHdf5
 
 h5py = pytest.importorskip("h5py")
 LENGTHS = {0: 4, 1: 6, 2: 3, 10: 5}

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robotics.contract import EnvSpec, InitialState, Observation
-from robotics.pool import EnvPool, PoolSettings
+from mmrl.robotics.contract import EnvSpec, InitialState, Observation
+from mmrl.robotics.pool import EnvPool, PoolSettings
 
 if importlib.util.find_spec("libero") is None or importlib.util.find_spec("robosuite") is None:
-    pytest.skip("needs LIBERO: see robotics.libero_assets.INSTALL", allow_module_level=True)
+    pytest.skip("needs LIBERO: see mmrl.robotics.libero_assets.INSTALL", allow_module_level=True)
 
-from robotics.libero import libero_states
+from mmrl.robotics.libero import libero_states
 
 pytestmark = [pytest.mark.slow, pytest.mark.render("libOSMesa.so.8")]
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, MissingExtraError
-from robotics import maniskill
-from robotics.contract import (
+from mmrl.robotics import maniskill
+from mmrl.robotics.contract import (
     ActionError,
     ActionSpace,
     ChunkResult,
@@ -28,7 +28,7 @@ from robotics.contract import (
     make_simulator,
     run_chunk,
 )
-from robotics.maniskill import ManiSkillOptions, ManiSkillSimulator, instruction_of
+from mmrl.robotics.maniskill import ManiSkillOptions, ManiSkillSimulator, instruction_of
 
 needs_it = pytest.mark.skipif(importlib.util.find_spec("mani_skill") is None,
                               reason="ManiSkill is not installed (it needs Python 3.10 to 3.12): pip install -e '.[robotics]'")
@@ -89,7 +89,7 @@ def assert_same(one: tuple[Observation, list[ChunkResult]], other: tuple[Observa
 
 
 def test_making_one_opens_nothing() -> None:
-    code = ("import sys; from robotics.contract import EnvSpec, make_simulator; s = make_simulator(EnvSpec('maniskill', 'x', 5)); "
+    code = ("import sys; from mmrl.robotics.contract import EnvSpec, make_simulator; s = make_simulator(EnvSpec('maniskill', 'x', 5)); "
             "s.close(); print(sorted({'sapien', 'mani_skill', 'torch', 'gymnasium'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
@@ -127,7 +127,7 @@ def test_rotations_are_measured_from_straight_down(axis: int, angle: float) -> N
 def test_the_experts_turn_leads_straight_down_at_the_nearest_quarter(yaw: float) -> None:
     from scipy.spatial.transform import Rotation
 
-    from robotics.maniskill_experts import _turn_to_down
+    from mmrl.robotics.maniskill_experts import _turn_to_down
 
     now = Rotation.from_rotvec([0.1, -0.2, 0]) * Rotation.from_rotvec([0, 0, yaw]) * Rotation.from_quat([1, 0, 0, 0])
     x, y, z, w = now.as_quat()
@@ -372,7 +372,7 @@ def test_another_process_starts_and_plays_the_same() -> None:
 @render
 @pytest.mark.parametrize("variables", [{"VK_DRIVER_FILES": "/no/such.json", "VK_ICD_FILENAMES": "/no/such.json"}])
 def test_broken_vulkan_is_an_error_with_a_mend_and_never_an_abort(variables: dict[str, str]) -> None:
-    code = ("from robotics.contract import EnvSpec, initial_states, make_simulator\n"
+    code = ("from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator\n"
             "from mmrl.errors import MissingExtraError\n"
             "s = make_simulator(EnvSpec('maniskill', 'PushCube-v1', 5))\n"
             "try: s.reset(initial_states('eval', 1)[0])\n"

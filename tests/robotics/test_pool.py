@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError
-from robotics.contract import ChunkResult, EnvSpec, make_simulator
-from robotics.pool import EnvPool, PoolError, PoolSettings, Reply
-from robotics.worker import Area
+from mmrl.robotics.contract import ChunkResult, EnvSpec, make_simulator
+from mmrl.robotics.pool import EnvPool, PoolError, PoolSettings, Reply
+from mmrl.robotics.worker import Area
 from tests.pool_kit import PUSH, STATES, adds_up, direct, equal, faulty, gone, one, play, seen
 
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from mmrl.errors import ConfigError, MMRLError
-from robotics.contract import EnvSpec
-from robotics.pool import EnvPool, PoolError, PoolSettings, Reply
+from mmrl.robotics.contract import EnvSpec
+from mmrl.robotics.pool import EnvPool, PoolError, PoolSettings, Reply
 from tests.pool_kit import PUSH, REPO, STATES, adds_up, direct, equal, faulty, gone, one, play
 
 
@@ -72,8 +72,8 @@ def test_what_a_simulator_started_ends_with_its_worker(how: str, tmp_path: Path)
         import os, signal, sys, time
         from pathlib import Path
         import numpy as np
-        from robotics.contract import EnvSpec
-        from robotics.pool import EnvPool, PoolSettings
+        from mmrl.robotics.contract import EnvSpec
+        from mmrl.robotics.pool import EnvPool, PoolSettings
         from tests.pool_kit import STATES, one
         file = Path({str(tmp_path / "pid")!r})
         pool = EnvPool(1, 1, PoolSettings(step_s=3.0))
@@ -216,8 +216,8 @@ def test_nothing_is_left_behind(how: str) -> None:
 _SCRIPT = """
     import signal, sys, time
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell in the background ignores it
-    from robotics.contract import EnvSpec, initial_states
-    from robotics.pool import EnvPool
+    from mmrl.robotics.contract import EnvSpec, initial_states
+    from mmrl.robotics.pool import EnvPool
     pool = EnvPool(2, 2)
     pool.reset(0, EnvSpec("tests.robotics.faulty:FaultySimulator", "push", 12, 32, options={{"fault": "hang_reset"}}),
                initial_states("train", 1)[0])

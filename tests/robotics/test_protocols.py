@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from robotics.contract import ActionError
-from robotics.protocols import PROTOCOLS, ImagePath, center_crop, jpeg, protocol_of, resize, resize_with_pad, rotate180
+from mmrl.robotics.contract import ActionError
+from mmrl.robotics.protocols import PROTOCOLS, ImagePath, center_crop, jpeg, protocol_of, resize, resize_with_pad, rotate180
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 

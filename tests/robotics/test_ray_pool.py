@@ -14,11 +14,11 @@ import pytest
 
 from mmrl.cluster.placement import Demand
 from mmrl.cluster.session import Cluster
+from mmrl.robotics.contract import ChunkResult, EnvSpec
+from mmrl.robotics.pool import EnvPool, PoolSettings, Reply
+from mmrl.robotics.ray_host import boot_id
+from mmrl.robotics.ray_pool import RayWorker, RayWorkers
 from mmrl.trainer import Trainer
-from robotics.contract import ChunkResult, EnvSpec
-from robotics.pool import EnvPool, PoolSettings, Reply
-from robotics.ray_host import boot_id
-from robotics.ray_pool import RayWorker, RayWorkers
 from tests.pool_kit import PUSH, STATES, adds_up, direct, equal, faulty, gone, one, play
 from tests.ray_kit import Nodes, eventually, nodes
 from tests.robot_kit import config_of, saved_vla

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, DataError
-from robotics.actions import ActionCodec
-from robotics.contract import EnvSpec, InitialState, initial_states, make_simulator
-from robotics.datasets.lerobot import LeRobotDataset
-from robotics.datasets.record import play_expert, record
-from robotics.tiny import TinySimulator
+from mmrl.robotics.actions import ActionCodec
+from mmrl.robotics.contract import EnvSpec, InitialState, initial_states, make_simulator
+from mmrl.robotics.datasets.lerobot import LeRobotDataset
+from mmrl.robotics.datasets.record import play_expert, record
+from mmrl.robotics.tiny import TinySimulator
 
 PUSH = EnvSpec("tiny", "push", 48, image_size=32)
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, MissingExtraError
-from robotics import robosuite as bridge
-from robotics.contract import EnvSpec, initial_states, make_simulator
+from mmrl.robotics import robosuite as bridge
+from mmrl.robotics.contract import EnvSpec, initial_states, make_simulator
 
 if importlib.util.find_spec("robosuite") is None:
     pytest.skip(f"needs robosuite: {bridge.ArmSimulator.install}", allow_module_level=True)

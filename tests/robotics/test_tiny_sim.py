@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError
-from robotics.contract import ActionError, EnvSpec, Simulator, initial_states, make_simulator, run_chunk
-from robotics.tiny import Canvas, TinySimulator
-from robotics.tiny_tasks import COLOURS, SPEED, TASKS, PushTask
+from mmrl.robotics.contract import ActionError, EnvSpec, Simulator, initial_states, make_simulator, run_chunk
+from mmrl.robotics.tiny import Canvas, TinySimulator
+from mmrl.robotics.tiny_tasks import COLOURS, SPEED, TASKS, PushTask
 
 ALL = tuple(TASKS)
 

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from mmrl.errors import CheckpointError, ConfigError, DataError
-from robotics.actions import ActionStatistics
-from robotics.contract import EnvSpec, Observation, make_simulator
-from robotics.load import load_vla
+from mmrl.robotics.actions import ActionStatistics
+from mmrl.robotics.contract import EnvSpec, Observation, make_simulator
+from mmrl.robotics.load import load_vla
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
 

@@ -8,10 +8,10 @@ import yaml
 
 from mmrl.cli.run import is_embodied, run_config, sft_command, train_command
 from mmrl.errors import ConfigError
-from robotics.config import EmbodiedConfig
-from robotics.contract import EnvSpec
-from robotics.sft import DemoSteps, clone
-from robotics.warmstart import demo_states, load_demos, record_demos, warm_start
+from mmrl.robotics.config import EmbodiedConfig
+from mmrl.robotics.contract import EnvSpec
+from mmrl.robotics.sft import DemoSteps, clone
+from mmrl.robotics.warmstart import demo_states, load_demos, record_demos, warm_start
 from tests.robot_kit import BASE, config_of, make_model, make_vla
 
 

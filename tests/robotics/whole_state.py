@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from robotics.contract import Observation
-from robotics.libero import LiberoSimulator
+from mmrl.robotics.contract import Observation
+from mmrl.robotics.libero import LiberoSimulator
 
 
 class WholeState(LiberoSimulator):

@@ -18,7 +18,7 @@ import pytest
 from mmrl.config import ModelConfig
 from mmrl.policy.loading import template_for
 from mmrl.registry import task_from_spec
-from tasks.scenes import make_scenes
+from mmrl.tasks.scenes import make_scenes
 from tests.clip_kit import make_clip
 from tests.engine_kit import REPO, picture, read_jsonl
 from tests.launch_kit import run_here

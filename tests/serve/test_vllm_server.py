@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from mmrl.registry import task_from_spec
-from tasks.scenes import make_scenes
+from mmrl.tasks.scenes import make_scenes
 from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl
 from tests.launch_kit import run_here
 from tests.serve.serve_kit import CHECKPOINT, asking

@@ -10,8 +10,8 @@ import pytest
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
+from mmrl.tasks.boolean import Boolean, read_truth
 from mmrl.types import RewardContext, Sample, StopReason
-from tasks.boolean import Boolean, read_truth
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
+from mmrl.tasks.chart import Chart, chartqa_correct, read_number, relaxed_correct
 from mmrl.types import RewardContext, Sample
-from tasks.chart import Chart, chartqa_correct, read_number, relaxed_correct
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG, num_tokens=9, max_tokens=100)
 

@@ -14,8 +14,8 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
 from mmrl.task import Template
+from mmrl.tasks.choice import Choice, options_of, read_letter
 from mmrl.types import RewardContext, Sample
-from tasks.choice import Choice, options_of, read_letter
 
 PETS = ["dog", "red cat", "bird", "cow", "horse", "ant"]
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)

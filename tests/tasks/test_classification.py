@@ -19,8 +19,8 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
 from mmrl.task import Template
+from mmrl.tasks.classification import Classification, LabelSet, label_form
 from mmrl.types import RewardContext, Sample
-from tasks.classification import Classification, LabelSet, label_form
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG, num_tokens=9, max_tokens=100)
 PARAMS = {"labels": ["cat", "dog", "hot dog", "category"], "synonyms": {"cat": ["kitty", "house-cat"], "dog": ["Hound"]}}

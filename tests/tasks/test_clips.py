@@ -15,8 +15,8 @@ import pytest
 
 from mmrl.errors import ConfigError
 from mmrl.registry import task_from_spec
-from tasks.clips import DEFAULT_KINDS, KINDS, TWINS, ClipSettings, draw_clip, main, make_clips
-from tasks.scenes import COLORS
+from mmrl.tasks.clips import DEFAULT_KINDS, KINDS, TWINS, ClipSettings, draw_clip, main, make_clips
+from mmrl.tasks.scenes import COLORS
 
 av = pytest.importorskip("av")
 Row = dict[str, Any]
@@ -60,7 +60,7 @@ def test_rows_are_read_by_their_own_task(task: str, tmp_path: Path) -> None:
         facts = row["params"]
         assert (facts["width"], facts["height"], facts["duration"], facts["fps"]) == (112, 112, 2.0, 4)
         assert len(row["question"]) <= 40
-    if importlib.util.find_spec(f"tasks.{ROW_TASKS[task]}") is None and task not in ("order", "direction", "collide", "ocr"):
+    if importlib.util.find_spec(f"mmrl.tasks.{ROW_TASKS[task]}") is None and task not in ("order", "direction", "collide", "ocr"):
         pytest.skip(f"no task {ROW_TASKS[task]} here")
     samples = list(task_from_spec(ROW_TASKS[task]).load(path))
     assert [s.id for s in samples] == [row["id"] for row in rows]

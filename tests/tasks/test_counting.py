@@ -12,11 +12,11 @@ import pytest
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
+from mmrl.rewards.counting import MODES
 from mmrl.task import Template
+from mmrl.tasks.counting import Counting
+from mmrl.tasks.scenes import make_scenes
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.counting import MODES
-from tasks.counting import Counting
-from tasks.scenes import make_scenes
 
 SIZE = ImageSize((640, 480), (644, 476))
 POINTS = [[100.0, 50.0], [320.0, 240.0], [600.0, 400.0]]

@@ -12,12 +12,12 @@ import pytest
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
+from mmrl.rewards.detection import MODES
+from mmrl.rewards.objects import MAX_OBJECTS
 from mmrl.task import Template
+from mmrl.tasks.detection import Detection
+from mmrl.tasks.scenes import make_scenes
 from mmrl.types import ImageSize, RewardContext, Sample, StopReason
-from rewards.detection import MODES
-from rewards.objects import MAX_OBJECTS
-from tasks.detection import Detection
-from tasks.scenes import make_scenes
 
 CAT, DOG = {"bbox": [100.0, 50.0, 300.0, 400.0], "label": "Cat"}, {"bbox": [320.0, 60.0, 600.0, 300.0], "label": "small dog"}
 SIZE = ImageSize((640, 480), (644, 476))

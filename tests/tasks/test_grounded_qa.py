@@ -10,9 +10,9 @@ import pytest
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.task import Template
+from mmrl.tasks.grounded_qa import GroundedQA
+from mmrl.tasks.readers.common import RowError
 from mmrl.types import RewardContext, Sample
-from tasks.grounded_qa import GroundedQA
-from tasks.readers.common import RowError
 
 CTX = RewardContext(1, 1, CoordFrame.REL1000)
 OPTIONS = ["dog", "red cat", "cow"]

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame, from_orig, to_orig
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
+from mmrl.rewards.dynamic_iou import MODES
+from mmrl.rewards.iou import box_iou
 from mmrl.task import Template
+from mmrl.tasks.boxes import rounded_box
+from mmrl.tasks.grounding import Grounding, format_box
+from mmrl.tasks.scenes import make_scenes
 from mmrl.types import ImageSize, RewardContext, Sample, StopReason
-from rewards.dynamic_iou import MODES
-from rewards.iou import box_iou
-from tasks.boxes import rounded_box
-from tasks.grounding import Grounding, format_box
-from tasks.scenes import make_scenes
 
 SIZES = [(640, 480), (4000, 3000), (1080, 2400), (3000, 1000), (112, 112), (333, 77), (20_000, 1000)]
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
+from mmrl.rewards.gui_actions import SPACES
 from mmrl.task import Template
+from mmrl.tasks.gui_action import GuiAction, action_words, true_action
+from mmrl.tasks.readers.common import RowError
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.gui_actions import SPACES
-from tasks.gui_action import GuiAction, action_words, true_action
-from tasks.readers.common import RowError
 
 SIZE = (1080, 2400)
 FRAMES = list(CoordFrame)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
+from mmrl.rewards.gui import region_votes
 from mmrl.task import Template
+from mmrl.tasks.gui_grounding import GuiGrounding, spell_inside
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.gui import region_votes
-from tasks.gui_grounding import GuiGrounding, spell_inside
 
 SCREEN = ImageSize((1920, 1080), (1288, 728))
 FRAMES = list(CoordFrame)

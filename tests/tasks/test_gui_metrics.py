@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
+from mmrl.rewards.gui_actions import Action
+from mmrl.tasks.gui_action import GuiAction
+from mmrl.tasks.gui_grounding import GuiGrounding
+from mmrl.tasks.metrics.gui import PRESETS, Spot, Step, android_control, screenspot, screenspot_pro
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.gui_actions import Action
-from tasks.gui_action import GuiAction
-from tasks.gui_grounding import GuiGrounding
-from tasks.metrics.gui import PRESETS, Spot, Step, android_control, screenspot, screenspot_pro
 
 BOX = (10.0, 10.0, 30.0, 20.0)
 IN, OUT = (10.0, 20.0), (31.0, 15.0)

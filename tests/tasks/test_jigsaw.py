@@ -16,9 +16,9 @@ from PIL import Image
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.task import Template
+from mmrl.tasks.base import AnswerError
+from mmrl.tasks.jigsaw import Jigsaw, cut_and_shuffle, main, make_jigsaws, parse_order
 from mmrl.types import RewardContext, Sample
-from tasks.base import AnswerError
-from tasks.jigsaw import Jigsaw, cut_and_shuffle, main, make_jigsaws, parse_order
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 orders = st.integers(2, 9).flatmap(lambda n: st.permutations(range(1, n + 1)))

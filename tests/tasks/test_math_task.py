@@ -11,11 +11,11 @@ import pytest
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, RewardError
+from mmrl.rewards.verifier_pool import Verdict, VerifierPool
 from mmrl.scoring import ScoreJob, Scorer, is_reward_failure
 from mmrl.task import Template
+from mmrl.tasks.math_expression import Math
 from mmrl.types import RewardContext, Sample
-from rewards.verifier_pool import Verdict, VerifierPool
-from tasks.math_expression import Math
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 DEEP = "(" * 50 + "x" + ")" * 50

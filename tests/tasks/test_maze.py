@@ -15,9 +15,9 @@ from PIL import Image
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
+from mmrl.tasks.base import AnswerError
+from mmrl.tasks.maze import MOVES, Board, Maze, draw_maze, main, make_board, make_mazes, parse_moves, read_board
 from mmrl.types import RewardContext, Sample
-from tasks.base import AnswerError
-from tasks.maze import MOVES, Board, Maze, draw_maze, main, make_board, make_mazes, parse_moves, read_board
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 RING = ["#####", "#S..#", "#.#.#", "#..G#", "#####"]  # two ways of four moves

@@ -16,8 +16,8 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.media import image_size
 from mmrl.registry import BUILT_IN, register, task_from_spec
 from mmrl.task import Task, Template
+from mmrl.tasks.mixed import Mixed
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from tasks.mixed import Mixed
 
 TEMPLATE = Template("t", CoordFrame.ABS_ORIG)
 
@@ -209,7 +209,7 @@ def test_group_scores_and_official_numbers_are_the_members(tmp_path: Path) -> No
 
 def test_mixed_is_made_from_its_name_and_can_be_copied(tmp_path: Path) -> None:
     mixed = task_from_spec("mixed", {"tasks": {"choice": {}}, "shared": {"answer_format": "think"}})
-    assert isinstance(mixed, Mixed) and BUILT_IN["mixed"] == "tasks.mixed:Mixed"
+    assert isinstance(mixed, Mixed) and BUILT_IN["mixed"] == "mmrl.tasks.mixed:Mixed"
     sample = Sample("1", "numeric", "s", "q", 4)
     copied = pickle.loads(pickle.dumps(mixed))
     text = "<think>a</think><answer>4</answer>"

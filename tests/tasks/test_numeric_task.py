@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
+from mmrl.tasks.numeric import Numeric
 from mmrl.types import RewardContext, Sample
-from tasks.numeric import Numeric
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 MODES = [{"mode": "exact"}, {"mode": "mra"}, {"mode": "mra", "accuracy": {"strict": True}}, {"mode": "regression"},

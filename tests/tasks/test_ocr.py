@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
+from mmrl.rewards.text import MODES, normalised_edit_distance
+from mmrl.tasks.ocr import OCR
+from mmrl.tasks.texts import foreign_text
 from mmrl.types import RewardContext, Sample, StopReason
-from rewards.text import MODES, normalised_edit_distance
-from tasks.ocr import OCR
-from tasks.texts import foreign_text
 
 CTX = RewardContext(1, 1, CoordFrame.REL1000, num_tokens=9, max_tokens=100)
 

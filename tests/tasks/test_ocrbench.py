@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.metrics.ocrbench import FORMULAS, MAX_CHARS, RECOGNITION, TYPES, Item, is_hit, ocrbench_scores, write_ocrbench
+from mmrl.tasks.metrics.ocrbench import FORMULAS, MAX_CHARS, RECOGNITION, TYPES, Item, is_hit, ocrbench_scores, write_ocrbench
 
 text = st.text("aB 1\n^x", max_size=12)
 items = st.builds(Item, st.text("id", max_size=3), st.sampled_from(TYPES), st.sampled_from(["IIIT5K", "docVQA", "HME100k"]),

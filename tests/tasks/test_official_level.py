@@ -11,8 +11,8 @@ import pytest
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.registry import task_from_spec
+from mmrl.rewards.parsing import strip_end_tokens
 from mmrl.types import ImageSize, RewardContext, Sample, StopReason
-from rewards.parsing import strip_end_tokens
 from scripts._extractor_cases import OPTIONS
 
 FIXTURES = Path(__file__).resolve().parents[2] / "assets" / "fixtures" / "extractors"

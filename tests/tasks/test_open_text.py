@@ -18,9 +18,9 @@ from rouge_score import rouge_scorer
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
+from mmrl.rewards.text import MODES
+from mmrl.tasks.open_text import OpenText
 from mmrl.types import RewardContext, Sample
-from rewards.text import MODES
-from tasks.open_text import OpenText
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG, num_tokens=9, max_tokens=100)
 TRUTH = "a red circle and a blue square"

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from mmrl.errors import ConfigError
-from tasks.page_parts import page_html
-from tasks.pages import (
+from mmrl.tasks.page_parts import page_html
+from mmrl.tasks.pages import (
     _CAPTURES,
     LOOKS,
     _capture,
@@ -31,7 +31,7 @@ from tasks.pages import (
     make_pages,
     simple_html,
 )
-from tasks.scenes import COLORS
+from mmrl.tasks.scenes import COLORS
 
 render = pytest.mark.render("chromium")
 pytestmark = pytest.mark.slow  # a browser starts
@@ -164,7 +164,7 @@ def test_other_seeds_give_other_pages_no_network_is_reached_and_one_browser_is_e
         server.process_request = lambda *request: arrived.append(request)  # type: ignore[method-assign]
         server.handle_request()
     assert arrived == []
-    with pytest.raises(ConfigError, match=r"plain script.*python -m tasks.pages"), browser_page():
+    with pytest.raises(ConfigError, match=r"plain script.*python -m mmrl.tasks.pages"), browser_page():
         pass
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 from mmrl.errors import ConfigError
 from mmrl.registry import task_from_spec
-from tasks.playground import KINDS, main, make_playground
-from tasks.scenes import COLORS
+from mmrl.tasks.playground import KINDS, main, make_playground
+from mmrl.tasks.scenes import COLORS
 
 
 def _rows(path: str) -> list[dict]:

@@ -13,9 +13,9 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError
 from mmrl.registry import task_from_spec
 from mmrl.task import Template
+from mmrl.tasks.base import ENVELOPES, EXPLAINED
+from mmrl.tasks.boolean import Boolean
 from scripts._parity import Fixture, _sample, fixtures
-from tasks.base import ENVELOPES, EXPLAINED
-from tasks.boolean import Boolean
 
 RIGHT = ("the right answer", "both right")
 RECORDED = {fixture.name: fixture for fixture in fixtures() if not fixture.head["variant"]}

@@ -12,8 +12,8 @@ from PIL import Image
 
 from assets.make_grounding_fixtures import BOXES, PHRASES, SIZES, make_all, make_own, make_refer
 from mmrl.errors import ConfigError, DataError
-from tasks.readers import detect_format, read_any
-from tasks.readers.refer import load_plain_pickle
+from mmrl.tasks.readers import detect_format, read_any
+from mmrl.tasks.readers.refer import load_plain_pickle
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.readers.answers import answer_in_tags, parse_literal, read_answer, split_options
-from tasks.readers.common import RowError
+from mmrl.tasks.readers.answers import answer_in_tags, parse_literal, read_answer, split_options
+from mmrl.tasks.readers.common import RowError
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=8)
 LITERALS = st.recursive(

@@ -22,15 +22,15 @@ from assets.make_detection_fixtures import (
 )
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, DataError
+from mmrl.tasks.detection import Detection
+from mmrl.tasks.metrics import detection_benchmark
+from mmrl.tasks.readers.coco import read_coco
+from mmrl.tasks.readers.common import Readout, RowError
+from mmrl.tasks.readers.lvis import read_lvis
+from mmrl.tasks.readers.orsta import read_orsta
+from mmrl.tasks.readers.ovdeval import read_ovdeval
+from mmrl.tasks.readers.pixmo import read_pixmo_count
 from mmrl.types import ImageSize, RewardContext
-from tasks.detection import Detection
-from tasks.metrics import detection_benchmark
-from tasks.readers.coco import read_coco
-from tasks.readers.common import Readout, RowError
-from tasks.readers.lvis import read_lvis
-from tasks.readers.orsta import read_orsta
-from tasks.readers.ovdeval import read_ovdeval
-from tasks.readers.pixmo import read_pixmo_count
 
 FIXTURES = Path(__file__).resolve().parents[2] / "assets" / "fixtures"
 

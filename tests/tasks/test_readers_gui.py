@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from assets.make_task_fixtures import BUTTONS, SCREEN, episode, make_all, screen_bytes, tree_of
 from mmrl.errors import ConfigError, DataError
-from tasks.readers import read_any
-from tasks.readers.android_control import element_at
-from tasks.readers.common import RowError
-from tasks.readers.gui_steps import direction_of, step_answer
-from tasks.readers.tfrecord import encode_example, fields, write_records
+from mmrl.tasks.readers import read_any
+from mmrl.tasks.readers.android_control import element_at
+from mmrl.tasks.readers.common import RowError
+from mmrl.tasks.readers.gui_steps import direction_of, step_answer
+from mmrl.tasks.readers.tfrecord import encode_example, fields, write_records
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from PIL import Image
 from mmrl.config import DataSource
 from mmrl.data import load_sources
 from mmrl.errors import ConfigError, DataError
-from tasks.readers import read_any
-from tasks.readers.hub import hub_file, is_hub_name
+from mmrl.tasks.readers import read_any
+from mmrl.tasks.readers.hub import hub_file, is_hub_name
 
 SIZE, BOX = (64, 48), [4, 6, 40, 30]
 

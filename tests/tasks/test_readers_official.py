@@ -17,9 +17,9 @@ from pycocotools.cocoeval import COCOeval
 
 from assets.make_official_goldens import FOLDER, load
 from assets.official_image_inputs import LVIS_SIZE
-from tasks.readers.coco import read_coco
-from tasks.readers.common import Readout
-from tasks.readers.lvis import read_lvis
+from mmrl.tasks.readers.coco import read_coco
+from mmrl.tasks.readers.common import Readout
+from mmrl.tasks.readers.lvis import read_lvis
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ import pytest
 from assets.make_detection_fixtures import OBJECTS, ORSTA_ROWS, corners, make_orsta, make_pixmo
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, DataError
-from tasks.detection import Detection
-from tasks.readers.common import Readout, RowError
-from tasks.readers.orsta import read_orsta
-from tasks.readers.pixmo import read_pixmo_count
+from mmrl.tasks.detection import Detection
+from mmrl.tasks.readers.common import Readout, RowError
+from mmrl.tasks.readers.orsta import read_orsta
+from mmrl.tasks.readers.pixmo import read_pixmo_count
 
 EXPECTED = [[(label, corners(xywh)) for label, xywh in objects] for objects in OBJECTS]
 
@@ -197,7 +197,7 @@ def test_hostile_rows_are_rejected_never_raised(tmp_path: Path) -> None:
     """Rows as any writer of parquet could store them: every value of every type in every place."""
     import pyarrow.parquet as pq
 
-    from tasks.readers import orsta
+    from mmrl.tasks.readers import orsta
 
     file = Path(make_orsta(tmp_path)) / "train_detection_v3det_1.parquet"
     good = pq.read_table(file).to_pylist()[0]

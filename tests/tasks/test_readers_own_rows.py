@@ -11,8 +11,8 @@ from PIL import Image
 from mmrl.coords import CoordFrame
 from mmrl.errors import DataError
 from mmrl.registry import task_from_spec
+from mmrl.tasks.readers import read_any
 from mmrl.types import RewardContext
-from tasks.readers import read_any
 
 CTX = RewardContext(1, 1, CoordFrame.REL1000)
 

@@ -16,9 +16,9 @@ from pycocotools.coco import COCO
 from mmrl.config import DataSource
 from mmrl.data import load_sources, note_lines, write_skipped
 from mmrl.errors import ConfigError, DataError
-from rewards.objects import MAX_OBJECTS
-from tasks.readers.coco import read_coco
-from tasks.readers.lvis import read_lvis
+from mmrl.rewards.objects import MAX_OBJECTS
+from mmrl.tasks.readers.coco import read_coco
+from mmrl.tasks.readers.lvis import read_lvis
 
 OF_TRAIN2017 = {"segmentation": [[296.65, 388.33, 296.65, 388.33, 297.68, 388.33, 297.68, 388.33]], "area": 0.0, "iscrowd": 0,
                 "image_id": 200365, "bbox": [296.65, 388.33, 1.03, 0.0], "category_id": 58, "id": 918}

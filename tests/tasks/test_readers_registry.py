@@ -15,7 +15,7 @@ import pytest
 from assets.make_task_fixtures import MAKERS, make_all
 from mmrl.errors import ConfigError, DataError, MMRLError
 from mmrl.registry import BUILT_IN
-from tasks.readers import READERS, Readout, detect_format, read_any, reader_of
+from mmrl.tasks.readers import READERS, Readout, detect_format, read_any, reader_of
 
 COMMITTED = Path(__file__).parents[2] / "assets" / "fixtures"
 FORMATS = {

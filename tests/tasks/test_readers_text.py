@@ -13,9 +13,9 @@ import pytest
 from assets.make_task_fixtures import DISC, SIZE, SQUARE, make_all
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
+from mmrl.tasks.readers import read_any
+from mmrl.tasks.readers.mmmu import read_mmmu
 from mmrl.types import Sample
-from tasks.readers import read_any
-from tasks.readers.mmmu import read_mmmu
 
 
 @pytest.fixture(scope="module")

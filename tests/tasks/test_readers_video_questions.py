@@ -15,12 +15,12 @@ from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
 from mmrl.task import Template
+from mmrl.tasks.readers import detect_format, read_any
+from mmrl.tasks.readers.common import RowError, SkipRow
+from mmrl.tasks.readers.mvbench import TASKS
+from mmrl.tasks.readers.subtitles import Line, read_json_lines, read_srt, shown_lines, with_subtitles
+from mmrl.tasks.readers.videos import adjusted, clip_facts, letter_of, spans_of
 from mmrl.types import RewardContext
-from tasks.readers import detect_format, read_any
-from tasks.readers.common import RowError, SkipRow
-from tasks.readers.mvbench import TASKS
-from tasks.readers.subtitles import Line, read_json_lines, read_srt, shown_lines, with_subtitles
-from tasks.readers.videos import adjusted, clip_facts, letter_of, spans_of
 from tests.tasks.video_sets_kit import by_id, change_first
 
 _FRAME = CoordFrame.ABS_ORIG

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from assets.make_video_task_fixtures import BLUE, SIZE, red_box
 from mmrl.errors import ConfigError, DataError
-from tasks.readers import read_any
-from tasks.readers.common import RowError
-from tasks.readers.video_rows import TIMED, Media, ask, read_truth, video_names
+from mmrl.tasks.readers import read_any
+from mmrl.tasks.readers.common import RowError
+from mmrl.tasks.readers.video_rows import TIMED, Media, ask, read_truth, video_names
 from tests.tasks.video_sets_kit import by_id, change_first, copier
 
 

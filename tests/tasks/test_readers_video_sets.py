@@ -13,8 +13,8 @@ from assets.make_video_task_fixtures import FRAMES, MAKERS, SIZE, make_all
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import BUILT_IN, task_from_spec
+from mmrl.tasks.readers import detect_format, read_any, reader_of
 from mmrl.types import RewardContext
-from tasks.readers import detect_format, read_any, reader_of
 from tests.tasks.video_sets_kit import COMMITTED, COUNTS, FORMATS, READ
 
 _FRAME = CoordFrame.ABS_ORIG
@@ -139,7 +139,7 @@ def test_every_reader_says_which_task_it_holds(fixtures: dict[str, str]) -> None
 
 
 def test_frames_of_the_fixture_are_true(fixtures: dict[str, str]) -> None:
-    from video.decode import probe
+    from mmrl.video.decode import probe
 
     info = probe(next(Path(fixtures["videomme"]).parent.rglob("*.mp4")))
     assert (info.frames, info.width, info.height, info.duration_s) == (FRAMES, *SIZE, 3.0)

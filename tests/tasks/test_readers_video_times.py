@@ -12,8 +12,8 @@ import pytest
 from assets.make_video_task_fixtures import BLUE, red_box
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
-from tasks.readers import read_any
-from tasks.readers.videos import adjusted
+from mmrl.tasks.readers import read_any
+from mmrl.tasks.readers.videos import adjusted
 from tests.tasks.video_sets_kit import change_first
 
 _FRAME = CoordFrame.ABS_ORIG
@@ -176,8 +176,8 @@ def test_got10k_frames_times_and_labels(fixtures: dict[str, str]) -> None:
 
 
 def test_got10k_shows_the_frames_it_has_boxes_for(fixtures: dict[str, str]) -> None:
-    from video.decode import read_clip
-    from video.sampling import FrameSampling
+    from mmrl.video.decode import read_clip
+    from mmrl.video.sampling import FrameSampling
 
     sample = read_any(fixtures["got10k"]).samples[0]
     clip = read_clip(sample.videos[0], FrameSampling(**sample.params["video"]))

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame
 from mmrl.errors import DataError
 from mmrl.registry import task_from_spec
+from mmrl.rewards.objects import MAX_OBJECTS
+from mmrl.rewards.scene_graph import MODES
+from mmrl.tasks.base import AnswerError
+from mmrl.tasks.scene_graph import MAX_RELATIONS, SceneGraph, parse_graph
+from mmrl.tasks.scenes import make_scenes
 from mmrl.types import ImageSize, RewardContext, Sample
-from rewards.objects import MAX_OBJECTS
-from rewards.scene_graph import MODES
-from tasks.base import AnswerError
-from tasks.scene_graph import MAX_RELATIONS, SceneGraph, parse_graph
-from tasks.scenes import make_scenes
 
 SIZE = ImageSize((640, 480), (644, 476))
 CAT, DOG = {"id": "a", "label": "Cat", "bbox": [100, 50, 300, 400]}, {"id": "2", "label": "dog", "bbox": [320, 60, 600, 300]}

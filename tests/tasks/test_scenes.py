@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from mmrl.errors import ConfigError
-from tasks.readers import read_any
-from tasks.scenes import COLORS, DIFFICULTIES, RELATIONS, SHAPES, main, make_scenes
+from mmrl.tasks.readers import read_any
+from mmrl.tasks.scenes import COLORS, DIFFICULTIES, RELATIONS, SHAPES, main, make_scenes
 
 
 def _rows(path: str) -> list[dict[str, Any]]:

@@ -13,10 +13,10 @@ from PIL import Image
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
+from mmrl.rewards.views import swap_sides
 from mmrl.task import Template
+from mmrl.tasks.spatial import RELATIONS, Spatial, mirror_sample, parse_relation
 from mmrl.types import RewardContext, Sample
-from rewards.views import swap_sides
-from tasks.spatial import RELATIONS, Spatial, mirror_sample, parse_relation
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
+from mmrl.rewards.temporal import MODES
 from mmrl.task import Template
+from mmrl.tasks.readers.common import RowError
+from mmrl.tasks.spans import SPELLINGS, TimeFormat, beside_spans, outside_clip, spell_seconds
+from mmrl.tasks.temporal_grounding import TemporalGrounding
 from mmrl.types import RewardContext, Sample, StopReason, VideoSize
-from rewards.temporal import MODES
-from tasks.readers.common import RowError
-from tasks.spans import SPELLINGS, TimeFormat, beside_spans, outside_clip, spell_seconds
-from tasks.temporal_grounding import TemporalGrounding
 
 DURATION = 30.0
 CTX = RewardContext(1, 1, CoordFrame.REL1000, videos=(VideoSize((640, 480), (644, 476), DURATION),))

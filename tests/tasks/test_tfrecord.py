@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.readers.common import RowError
-from tasks.readers.tfrecord import crc32c, encode_example, masked_crc, parse_example, read_records, write_records
+from mmrl.tasks.readers.common import RowError
+from mmrl.tasks.readers.tfrecord import crc32c, encode_example, masked_crc, parse_example, read_records, write_records
 
 
 def test_crc32c_of_rfc_3720_and_of_long_data() -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
 from mmrl.task import Template
+from mmrl.tasks.readers.common import RowError
+from mmrl.tasks.st_grounding import SpatioTemporalGrounding
+from mmrl.tasks.tracking import Tracking
 from mmrl.types import RewardContext, Sample, VideoSize
-from tasks.readers.common import RowError
-from tasks.st_grounding import SpatioTemporalGrounding
-from tasks.tracking import Tracking
 
 WH = (640, 480)
 FACTS = {"width": WH[0], "height": WH[1], "duration": 16.0}

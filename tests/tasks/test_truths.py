@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from mmrl.tasks.truths import MOST_KEPT, of_sample
 from mmrl.types import Sample
-from tasks.truths import MOST_KEPT, of_sample
 
 SAMPLE = Sample("1", "counting", "s", "birds", 3)
 

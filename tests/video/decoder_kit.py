@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from mmrl.errors import MissingExtraError
-from video.probing import import_library
+from mmrl.video.probing import import_library
 
 __all__ = ["needs"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from video.store import TensorStore
+from mmrl.video.store import TensorStore
 
 KEY, OTHER = "ab" * 20, "cd" * 20
 

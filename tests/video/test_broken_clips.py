@@ -9,11 +9,11 @@ import pytest
 
 from assets.make_video_fixtures import FOLDER, draw, encode
 from mmrl.errors import MediaError
+from mmrl.video.containers import is_cut
+from mmrl.video.decode import probe, read_clip
+from mmrl.video.decoders import DECODERS
+from mmrl.video.sampling import FrameSampling
 from tests.video.decoder_kit import needs
-from video.containers import is_cut
-from video.decode import probe, read_clip
-from video.decoders import DECODERS
-from video.sampling import FrameSampling
 
 ALL = FrameSampling(kind="all")
 

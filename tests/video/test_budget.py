@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_vl_utils import vision_process
 
-import video.budget
+import mmrl.video.budget
 from mmrl.errors import ConfigError, MediaError
-from video.budget import frame_pixels, resize_frames, smart_resize
+from mmrl.video.budget import frame_pixels, resize_frames, smart_resize
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
@@ -87,7 +87,7 @@ def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = noise(11, 40, 30, 3)
     whole = resize_frames(frames, 28, 56)
     for limit in (1, 40 * 30 * 3 * 2, 40 * 30 * 3 * 5):
-        monkeypatch.setattr(video.budget, "_CHUNK_BYTES", limit)
+        monkeypatch.setattr(mmrl.video.budget, "_CHUNK_BYTES", limit)
         assert np.array_equal(resize_frames(frames, 28, 56), whole)
 
 

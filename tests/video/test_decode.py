@@ -16,12 +16,12 @@ import pytest
 
 from assets.make_video_fixtures import FOLDER, HEIGHT, WIDTH, draw, encode, frame_number
 from mmrl.errors import ConfigError, MediaError, MissingExtraError
+from mmrl.video import decode, probing
+from mmrl.video.decode import choose_decoder, probe, read_clip
+from mmrl.video.decoders import DECODERS, decode_frames, refusal
+from mmrl.video.probing import scan, upright
+from mmrl.video.sampling import FrameSampling
 from tests.video.decoder_kit import needs
-from video import decode, probing
-from video.decode import choose_decoder, probe, read_clip
-from video.decoders import DECODERS, decode_frames, refusal
-from video.probing import scan, upright
-from video.sampling import FrameSampling
 
 CLIPS = tuple(json.loads((FOLDER / "manifest.json").read_text())["clips"])
 TURNED = {"turned_90.mp4": (HEIGHT, WIDTH, 90), "turned_270.mp4": (HEIGHT, WIDTH, 270), "turned_180.mp4": (WIDTH, HEIGHT, 180)}
@@ -152,7 +152,7 @@ def test_one_frame_is_one_frame() -> None:
 
 
 def test_resizing_while_reading_equals_resizing_after() -> None:
-    from video.budget import resize_frames
+    from mmrl.video.budget import resize_frames
 
     plain = read_clip(FOLDER / "counter.mp4", FrameSampling(fps=2))
     asked: list[tuple[int, int, int]] = []
@@ -169,19 +169,19 @@ def test_resizing_while_reading_equals_resizing_after() -> None:
 @pytest.mark.render("ffmpeg")
 def test_the_end_of_a_long_clip_is_found_by_seeking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most a group of pictures and what the decoder holds back is decoded, not the 600 frames before."""
-    import video.decoders
+    import mmrl.video.decoders
 
     path, frames = tmp_path / "long.mp4", [draw(n % 256) for n in range(600)]
     encode(path, frames, "25", "-c:v", "libx264", "-preset", "ultrafast", "-g", "25", "-pix_fmt", "yuv420p")
     decoded = 0
-    whole = video.decoders._Walker._next
+    whole = mmrl.video.decoders._Walker._next
 
-    def count(walker: video.decoders._Walker) -> object:
+    def count(walker: mmrl.video.decoders._Walker) -> object:
         nonlocal decoded
         decoded += 1
         return whole(walker)
 
-    monkeypatch.setattr(video.decoders._Walker, "_next", count)
+    monkeypatch.setattr(mmrl.video.decoders._Walker, "_next", count)
     clip = read_clip(path, FrameSampling(kind="timestamps", timestamps=(2.0, 12.0, 23.9)))
     assert [frame_number(f) for f in clip.rgb_THWC] == [n % 256 for n in (50, 300, 597)]
     assert decoded <= 3 * 25

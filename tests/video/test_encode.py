@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from video.encode import CODECS, write_video
+from mmrl.video.encode import CODECS, write_video
 
 av = pytest.importorskip("av")
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmrl.errors import CacheError, ConfigError, MediaError
-from video import file_identity
-from video.store import TensorStore, content_digest, make_key
+from mmrl.video import file_identity
+from mmrl.video.store import TensorStore, content_digest, make_key
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

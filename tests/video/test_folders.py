@@ -9,8 +9,8 @@ from PIL import Image
 
 from assets.make_video_fixtures import draw, frame_number
 from mmrl.errors import MediaError
-from video.decode import probe, read_clip
-from video.sampling import FrameSampling
+from mmrl.video.decode import probe, read_clip
+from mmrl.video.sampling import FrameSampling
 
 
 def folder_of(path: Path, names: list[str]) -> Path:

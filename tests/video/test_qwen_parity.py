@@ -15,10 +15,10 @@ import pytest
 from qwen_vl_utils import process_vision_info, vision_process
 
 from assets.make_video_fixtures import FOLDER
+from mmrl.video.budget import frame_pixels, resize_frames, smart_resize
+from mmrl.video.decode import probe, read_clip
+from mmrl.video.sampling import FrameSampling, sample_rate, select_frames
 from tests.video.decoder_kit import needs
-from video.budget import frame_pixels, resize_frames, smart_resize
-from video.decode import probe, read_clip
-from video.sampling import FrameSampling, sample_rate, select_frames
 
 CLIPS = ("counter.mp4", "ntsc.mp4", "vp9.webm", "bt709.mp4", "turned_90.mp4", "two_frames.mp4")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from qwen_vl_utils.vision_process import calculate_video_frame_range, smart_nframes
 
 from mmrl.errors import ConfigError, MediaError
-from video.sampling import KINDS, FrameSampling, constant_fps, is_variable, sample_rate, select_frames
+from mmrl.video.sampling import KINDS, FrameSampling, constant_fps, is_variable, sample_rate, select_frames
 
 RATES = st.sampled_from([1.0, 5.0, 10.0, 15.0, 24000 / 1001, 24.0, 25.0, 30000 / 1001, 30.0, 50.0, 60000 / 1001, 60.0, 120.0])
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from mmrl.errors import CacheError, ConfigError, MMRLError
+from mmrl.video import tensor_file
+from mmrl.video.store import TensorStore, content_digest, make_key
 from scripts._torture_trust_state import file_size_limit
 from tests.video.store_kit import KEY, OTHER, at_rest, builder, numbers, path_of
-from video import tensor_file
-from video.store import TensorStore, content_digest, make_key
 
 DTYPES = [getattr(torch, name) for name in tensor_file._NAMES.values()]
 

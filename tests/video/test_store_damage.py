@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from mmrl.video.store import TensorStore
 from tests.video.store_kit import KEY, OTHER, at_rest, builder, flip, numbers, path_of
-from video.store import TensorStore
 
 
 @pytest.fixture

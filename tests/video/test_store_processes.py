@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmrl.video.locks import exclusive, remove_unused
+from mmrl.video.store import TensorStore
 from scripts.torture_cache import Round, leftovers, torture
 from tests.video.store_kit import KEY, at_rest, build_slowly, builder, hold, numbers, path_of
-from video.locks import exclusive, remove_unused
-from video.store import TensorStore
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -30,7 +30,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def test_a_lock_dies_with_its_process_and_only_with_it(tmp_path: Path) -> None:
-    code = ("import sys, time\nfrom pathlib import Path\nfrom video.locks import create_shared, exclusive\n"
+    code = ("import sys, time\nfrom pathlib import Path\nfrom mmrl.video.locks import create_shared, exclusive\n"
             "fd, path = create_shared(Path(sys.argv[1]))\n"
             "with exclusive(Path(sys.argv[1]) / 'name', wait_s=9) as held:\n    print(held, path, flush=True)\n"
             "    time.sleep(600)\n")
@@ -65,7 +65,7 @@ def test_a_file_that_its_writer_removes_while_it_is_looked_at_is_gone(tmp_path: 
 
 def test_no_two_hold_a_name_at_once_although_it_comes_and_goes(tmp_path: Path) -> None:
     """The name is removed on every release: locking a file that just lost its name must not count as holding it."""
-    code = ("import os, sys\nfrom pathlib import Path\nfrom video.locks import exclusive\nfolder = Path(sys.argv[1])\n"
+    code = ("import os, sys\nfrom pathlib import Path\nfrom mmrl.video.locks import exclusive\nfolder = Path(sys.argv[1])\n"
             "for _ in range(300):\n    with exclusive(folder / 'name', wait_s=60) as held:\n        assert held\n"
             "        fd = os.open(folder / 'inside', os.O_CREAT | os.O_EXCL)\n        os.close(fd)\n"
             "        os.unlink(folder / 'inside')\n")

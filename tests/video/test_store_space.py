@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mmrl.errors import CacheError, ConfigError
+from mmrl.video.store import TensorStore
 from tests.video.store_kit import KEY, OTHER, at_rest, builder, flip, numbers, path_of, used
-from video.store import TensorStore
 
 DAY = 86400.0
 
@@ -169,7 +169,7 @@ def test_counts_are_kept_over_processes(tmp_path: Path) -> None:
 
 
 def test_what_dead_processes_left_is_removed_and_what_the_living_use_is_not(tmp_path: Path) -> None:
-    from video.locks import create_shared, exclusive
+    from mmrl.video.locks import create_shared, exclusive
 
     store = TensorStore(tmp_path)
     (store.folder / "tmp/123-0-abc.tmp").write_bytes(b"half an entry")
@@ -188,7 +188,7 @@ def test_what_dead_processes_left_is_removed_and_what_the_living_use_is_not(tmp_
 
 def test_a_file_removed_or_replaced_between_opening_and_locking_is_not_read(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from video import locks
+    from mmrl.video import locks
 
     store, real, races = TensorStore(tmp_path), locks._lock, list[str]()
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from assets.make_detection_fixtures import make_coco
 from mmrl.errors import DataError
+from mmrl.rewards.iou import box_iou
+from mmrl.tasks.metrics import detection_benchmark
+from mmrl.tasks.metrics.boxes import gather, label_key, order_free
+from mmrl.tasks.metrics.coco import TIE_RULE, coco_ap, coco_benchmark
+from mmrl.tasks.readers.coco import read_coco
 from mmrl.types import Sample, Score
-from rewards.iou import box_iou
-from tasks.metrics import detection_benchmark
-from tasks.metrics.boxes import gather, label_key, order_free
-from tasks.metrics.coco import TIE_RULE, coco_ap, coco_benchmark
-from tasks.readers.coco import read_coco
 
 NAMES = ["person", "dog", "traffic light"]
 IDS = [1, 18, 10]

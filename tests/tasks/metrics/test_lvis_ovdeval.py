@@ -12,14 +12,14 @@ import pytest
 
 from assets.make_detection_fixtures import make_lvis, make_ovdeval
 from mmrl.errors import ConfigError, DataError
+from mmrl.rewards.iou import box_iou
+from mmrl.tasks.metrics import detection_benchmark
+from mmrl.tasks.metrics.boxes import gather, order_free
+from mmrl.tasks.metrics.lvis import MAX_DETECTIONS, lvis_ap, lvis_benchmark
+from mmrl.tasks.metrics.ovdeval import TIE_RULE, nms_by_truth, ovdeval_benchmark
+from mmrl.tasks.readers.lvis import read_lvis
+from mmrl.tasks.readers.ovdeval import read_ovdeval
 from mmrl.types import Sample, Score
-from rewards.iou import box_iou
-from tasks.metrics import detection_benchmark
-from tasks.metrics.boxes import gather, order_free
-from tasks.metrics.lvis import MAX_DETECTIONS, lvis_ap, lvis_benchmark
-from tasks.metrics.ovdeval import TIE_RULE, nms_by_truth, ovdeval_benchmark
-from tasks.readers.lvis import read_lvis
-from tasks.readers.ovdeval import read_ovdeval
 
 NAMES = ["person", "dog", "kite", "cup"]
 OFTEN = ["f", "c", "r", "r"]

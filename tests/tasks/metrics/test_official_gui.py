@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from assets.make_official_goldens import load
-from rewards.gui_actions import RULES, Action, match_action, same_text
-from tasks.metrics.gui import Spot, Step, android_control, screenspot, screenspot_pro
+from mmrl.rewards.gui_actions import RULES, Action, match_action, same_text
+from mmrl.tasks.metrics.gui import Spot, Step, android_control, screenspot, screenspot_pro
 
 Row = Mapping[str, Any]
 

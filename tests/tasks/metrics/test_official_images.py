@@ -11,15 +11,15 @@ import pytest
 
 from assets.make_official_goldens import load
 from mmrl.coords import CoordFrame
+from mmrl.rewards.choice import nearest_option, parse_choice
+from mmrl.rewards.numeric import mra, parse_first_token, parse_number, rounded_equal
+from mmrl.tasks.chart import chartqa_correct
+from mmrl.tasks.metrics.coco import coco_ap
+from mmrl.tasks.metrics.ocrbench import MAX_CHARS, RECOGNITION, TYPES, Item, ocrbench_scores
+from mmrl.tasks.metrics.ovdeval import nms_by_truth
+from mmrl.tasks.metrics.video_suites import suite_numbers
+from mmrl.tasks.numeric import Numeric
 from mmrl.types import RewardContext, Sample, Score
-from rewards.choice import nearest_option, parse_choice
-from rewards.numeric import mra, parse_first_token, parse_number, rounded_equal
-from tasks.chart import chartqa_correct
-from tasks.metrics.coco import coco_ap
-from tasks.metrics.ocrbench import MAX_CHARS, RECOGNITION, TYPES, Item, ocrbench_scores
-from tasks.metrics.ovdeval import nms_by_truth
-from tasks.metrics.video_suites import suite_numbers
-from tasks.numeric import Numeric
 
 STATS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 

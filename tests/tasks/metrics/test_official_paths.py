@@ -12,18 +12,18 @@ import pytest
 
 from assets.make_official_goldens import load
 from mmrl.coords import CoordFrame
+from mmrl.rewards.text import docvqa_anls
+from mmrl.tasks.chart import Chart
+from mmrl.tasks.choice import Choice
+from mmrl.tasks.detection import Detection
+from mmrl.tasks.grounding import Grounding
+from mmrl.tasks.gui_action import GuiAction
+from mmrl.tasks.gui_grounding import GuiGrounding
+from mmrl.tasks.metrics.tracking import rect_iou
+from mmrl.tasks.ocr import OCR
+from mmrl.tasks.open_text import OpenText
+from mmrl.tasks.tracking import Tracking
 from mmrl.types import ImageSize, RewardContext, Sample, Score
-from rewards.text import docvqa_anls
-from tasks.chart import Chart
-from tasks.choice import Choice
-from tasks.detection import Detection
-from tasks.grounding import Grounding
-from tasks.gui_action import GuiAction
-from tasks.gui_grounding import GuiGrounding
-from tasks.metrics.tracking import rect_iou
-from tasks.ocr import OCR
-from tasks.open_text import OpenText
-from tasks.tracking import Tracking
 
 Pairs = list[tuple[Sample, Score]]
 ALIASES = {"press_back": "navigate_back", "press_home": "navigate_home"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 import pytest
 
 from assets.make_official_goldens import load
+from mmrl.rewards.choice import parse_choice
+from mmrl.tasks.metrics import nextgqa, qvhighlights, temporal
+from mmrl.tasks.metrics.tracking import got10k, rect_iou, success_curve
+from mmrl.tasks.metrics.video_suites import suite_numbers
 from mmrl.types import Sample, Score
-from rewards.choice import parse_choice
-from tasks.metrics import nextgqa, qvhighlights, temporal
-from tasks.metrics.tracking import got10k, rect_iou, success_curve
-from tasks.metrics.video_suites import suite_numbers
 
 
 def test_charades_recall_is_lmms_evals() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import DataError
+from mmrl.tasks.metrics.qvhighlights import LEVELS, evaluate, highlight_ap, moment_ap
+from mmrl.tasks.temporal_grounding import TemporalGrounding
 from mmrl.types import RewardContext, Sample
-from tasks.metrics.qvhighlights import LEVELS, evaluate, highlight_ap, moment_ap
-from tasks.temporal_grounding import TemporalGrounding
 
 Window = tuple[float, float]
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import DataError
+from mmrl.tasks.grounded_qa import GroundedQA
+from mmrl.tasks.metrics import nextgqa, temporal
+from mmrl.tasks.temporal_grounding import TemporalGrounding
 from mmrl.types import RewardContext, Sample, Score
-from tasks.grounded_qa import GroundedQA
-from tasks.metrics import nextgqa, temporal
-from tasks.temporal_grounding import TemporalGrounding
 
 CTX = RewardContext(1, 1, CoordFrame.REL1000)
 OPTIONS = ["dog", "cat", "cow"]

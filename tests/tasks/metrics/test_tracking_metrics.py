@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import DataError
+from mmrl.rewards.iou import box_iou
+from mmrl.tasks.metrics.tracking import asked_frames, got10k, rect_iou, success_curve
+from mmrl.tasks.st_grounding import SpatioTemporalGrounding
+from mmrl.tasks.tracking import Tracking
 from mmrl.types import RewardContext, Sample
-from rewards.iou import box_iou
-from tasks.metrics.tracking import asked_frames, got10k, rect_iou, success_curve
-from tasks.st_grounding import SpatioTemporalGrounding
-from tasks.tracking import Tracking
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 side = st.integers(0, 30)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mmrl.registry import task_from_spec
+from mmrl.tasks.metrics.video_suites import SUITES, macro_mean, means, merge_directions, suite_numbers
 from mmrl.types import Sample, Score
-from tasks.metrics.video_suites import SUITES, macro_mean, means, merge_directions, suite_numbers
 
 
 def pair(value: float | None, **params: Any) -> tuple[Sample, Score]:
@@ -46,7 +46,7 @@ def vsi_official(rows: list[tuple[str, float]]) -> float:
 
 
 def test_vsi_bench_halves_average_to_the_official_overall() -> None:
-    from tasks.readers.vsi_bench import TYPES
+    from mmrl.tasks.readers.vsi_bench import TYPES
 
     rng = random.Random(1)
     for _ in range(20):
