@@ -52,7 +52,7 @@ bench: install  ## run every scripts/bench_*.py, more than an hour; one that fai
 	done; [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 doctor: install  ## what this machine has, lacks, and the command that mends it
-	@$(BIN)/python -m mmrl.doctor
+	@$(BIN)/python -m mmrl.diagnostics.doctor
 
 system-packages:  ## apt packages that tests use (as root; otherwise prints the command)
 	@bash scripts/system_packages.sh

@@ -14,7 +14,7 @@ import shutil
 import time
 from pathlib import Path
 
-from mmrl.runlog import write_json
+from mmrl.training.runlog import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES: dict[str, tuple[str, str, tuple[str, ...]]] = {

@@ -18,13 +18,13 @@ import torch
 
 from mmrl.algorithms import ObjectiveSettings, group_advantages, policy_loss
 from mmrl.config import RunConfig, load_config
-from mmrl.data import load_sources, prompt_stream
-from mmrl.optim import build_optimizer, take_step
+from mmrl.data.sources import load_sources, prompt_stream
 from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import PackItem, micro_batches, pack
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
+from mmrl.training.optim import build_optimizer, take_step
 from mmrl.types import RewardContext, Turn
 
 

@@ -1,6 +1,6 @@
 """Coordinate frames. The prompt template declares the frame of the boxes a model emits; it is never guessed.
 
-    abs_orig     pixels of the original picture, as displayed (mmrl.media)
+    abs_orig     pixels of the original picture, as displayed (mmrl.video.media)
     abs_resized  pixels of the picture after the processor's resize (Qwen2.5-VL)
     rel1000      0..1000 of width and height (Qwen2-VL, Qwen3-VL)
     rel1         0..1 of width and height

@@ -30,10 +30,10 @@ from typing import Any, Literal, TypeVar, overload
 from pydantic import ValidationError
 
 from mmrl.config import DataSource, RunConfig, config_from, load_config_as, merge
+from mmrl.data.memory_rows import Rows, stored
 from mmrl.errors import ConfigError
 from mmrl.evaluation.evaluate import EvalSettings, Evaluation, protocol_of, run_benchmarks, write_evaluation
 from mmrl.evaluation.evaluate import evaluate as answer_and_score
-from mmrl.memory_rows import Rows, stored
 from mmrl.registry import OFFERED, offer, resolve_task, using
 from mmrl.task import Task
 
@@ -152,11 +152,11 @@ def evaluate(model: str | Path, *, data: Rows, task: str | type[Task] | Task | N
         limit: the first so many rows.
         out: folder for results.json, predictions.jsonl and submissions; default: nothing is written.
     """
-    from mmrl.data import load_sources, write_rejected
+    from mmrl.data.sources import load_sources, write_rejected
     from mmrl.policy.loading import load_policy
     from mmrl.rollout import PrefillOnceEngine
-    from mmrl.schedule import sampling_settings
-    from mmrl.scoring import Scorer
+    from mmrl.rollout.schedule import sampling_settings
+    from mmrl.workers.scoring import Scorer
 
     settings = _configured(model, config, None) if config is not None else _of_checkpoint(model)
     name, known = _named(task, reward, params)
@@ -209,8 +209,8 @@ def _of_checkpoint(model: str | Path) -> RunConfig:
     if (Path(model) / "checkpoints").is_dir():
         raise ConfigError(f"expected a checkpoint or a model, found the folder of a run, {model}; give {model}/checkpoints/best, "
                           "or a step_* beside it")
-    from mmrl.manifest import check_loadable
-    from mmrl.trust import checkpoint_settings
+    from mmrl.config.trust import checkpoint_settings
+    from mmrl.policy.manifest import check_loadable
 
     check_loadable(str(model), lambda words: None)
     return checkpoint_settings(RunConfig, str(model), [], None, trust_code=False, say=lambda words: None)

@@ -23,9 +23,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mmrl.config.trust import check_code
 from mmrl.errors import ConfigError, RegistryError, did_you_mean
 from mmrl.task import Task
-from mmrl.trust import check_code
 
 __all__ = ["BUILT_IN", "GROUP", "OFFERED", "adopt", "carried", "offer", "register", "resolve_task", "task_from_spec", "task_names",
            "using"]

@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 
 from mmrl.coords import CoordFrame
 from mmrl.environment import Environment
-from mmrl.media import Orientation
 from mmrl.types import RewardContext, Sample, Score
+from mmrl.video.media import Orientation
 
 __all__ = ["Task", "Template"]
 

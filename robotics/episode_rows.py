@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.metrics import update_metrics
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.source import Played, StepRecord
 from mmrl.training.learner import UpdateResult
+from mmrl.training.metrics import update_metrics
 
 __all__ = ["episode_row", "step_row"]
 

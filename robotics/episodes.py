@@ -1,8 +1,8 @@
 """Rollouts of an embodied run: episodes in simulators, played by the policy that is trained.
 
-    Trainer(load_embodied("configs/robot_tiny.yaml")).fit()          # mmrl.trainer's, as for prompts
+    Trainer(load_embodied("configs/robot_tiny.yaml")).fit()          # mmrl.training.trainer's, as for prompts
 
-The schedule (serial, pipelined, async) is mmrl.pipeline's; what it rolls out is mmrl.robotics.source, what trains
+The schedule (serial, pipelined, async) is mmrl.training.pipeline's; what it rolls out is mmrl.robotics.source, what trains
 mmrl.training.learner.
 
 Under torchrun or accelerate launch every process plays its share of a step's places with simulators and a policy of its own
@@ -23,13 +23,12 @@ from typing import Any
 
 import torch
 
-from mmrl.cluster.run import run_cluster, simulator_demand
-from mmrl.data import LoadedSource
-from mmrl.engines import train_engine_name
+from mmrl.data.sources import LoadedSource
+from mmrl.diagnostics.timeline import Timeline
+from mmrl.distributed.cluster.run import run_cluster, simulator_demand
+from mmrl.distributed.engines import train_engine_name
+from mmrl.distributed.world import World
 from mmrl.evaluation.evaluate import Evaluation
-from mmrl.metrics import peak_memory_gib
-from mmrl.pipeline import Outcome
-from mmrl.preflight import ALWAYS_MEASURED, Measured
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig
 from mmrl.robotics.contract import make_simulator
 from mmrl.robotics.episode_rows import episode_row, step_row
@@ -42,10 +41,11 @@ from mmrl.robotics.ray_pool import RayWorkers
 from mmrl.robotics.rollout import Driver, Failure
 from mmrl.robotics.source import EpisodeSource, StepRecord, env_specs
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.timeline import Timeline
 from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.metrics import peak_memory_gib
+from mmrl.training.pipeline import Outcome
+from mmrl.training.preflight import ALWAYS_MEASURED, Measured
 from mmrl.training.rollouts import Opened, RolloutSource
-from mmrl.world import World
 
 __all__ = ["EpisodeRollouts", "own_gpu", "pool_settings"]
 

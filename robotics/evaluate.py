@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.distributed.world import World
 from mmrl.evaluation.evaluate import Evaluation
 from mmrl.evaluation.stats import describe, macro_estimate
+from mmrl.operations.versions import versions
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import EnvSpec, InitialState, initial_states
 from mmrl.robotics.rollout import Driver, GroupRequest
 from mmrl.robotics.source import env_specs, states_of
 from mmrl.types import Rollout, Sample
-from mmrl.versions import versions
-from mmrl.world import World
 
 __all__ = ["HEADLINE", "METRICS", "EvalPlan", "describe_states", "evaluate_policy", "held_out_states",
            "simulator_versions", "write_video"]

@@ -5,15 +5,15 @@ import math
 from dataclasses import replace
 
 from mmrl.algorithms import GAESettings, PPOSettings, ReturnSettings, return_parts, trainable
-from mmrl.credit import Credit
-from mmrl.engines import TrainEngine
-from mmrl.group_rewards import passes_filter, score_of
+from mmrl.algorithms.group_rewards import passes_filter, score_of
+from mmrl.distributed.engines import TrainEngine
+from mmrl.distributed.world import World
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.vla import VLAPolicy
+from mmrl.training.credit import Credit
 from mmrl.training.critic import CriticAdvantages, CriticLoss
 from mmrl.training.learner import AdvantageEstimator, Learner
 from mmrl.types import Rollout, RolloutGroup, Score
-from mmrl.world import World
 
 __all__ = ["critic_advantages", "most_tokens", "return_settings", "robot_learner", "scored", "teaches"]
 

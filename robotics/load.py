@@ -12,8 +12,8 @@ import torch
 from pydantic import ValidationError
 
 from mmrl.errors import CheckpointError, ConfigError
-from mmrl.finite import check_loaded
 from mmrl.policy.batch_invariance import make_batch_invariant
+from mmrl.policy.finite import check_loaded
 from mmrl.policy.loading import load_policy
 from mmrl.policy.value_head import ValueHead
 from mmrl.robotics.actions import ActionCodec, ActionStatistics

@@ -103,6 +103,6 @@ def render_backend_of(wanted: str) -> tuple[str, str]:
 @functools.cache
 def _vulkan() -> tuple[list[dict[str, Any]], Any]:
     """Vulkan devices and the doctor's opinion, asked in a child process: a broken driver ends that, not this worker."""
-    from mmrl._doctor_probes import vulkan_state
+    from mmrl.diagnostics._doctor_probes import vulkan_state
 
     return vulkan_state()

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.cluster.session import Cluster, code_paths, ending, stop_if_broken
+from mmrl.distributed.cluster.session import Cluster, code_paths, ending, stop_if_broken
 from mmrl.robotics.pool_process import WorkerHandle, Workers
 from mmrl.robotics.ray_host import Answered, Ended, Hello, SimulatorHost, boot_id
 from mmrl.robotics.worker import Answer, Command

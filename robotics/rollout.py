@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mmrl.diagnostics.timeline import Timeline
 from mmrl.errors import ConfigError, NonFiniteError
 from mmrl.robotics.contract import ChunkResult, EnvSpec, InitialState, Observation
 from mmrl.robotics.pool import EnvPool
 from mmrl.robotics.pool_types import PoolError, Reply
 from mmrl.robotics.vla import Choice, VLAPolicy
-from mmrl.stages import Stages
-from mmrl.timeline import Timeline
+from mmrl.rollout.stages import Stages
 from mmrl.types import Rollout, RolloutGroup, Sample, StopReason, Turn
 
 __all__ = ["Closing", "Driver", "Ended", "Failure", "GroupRequest"]

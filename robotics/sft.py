@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
+from mmrl.distributed.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
+from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
-from mmrl.optim import build_optimizer
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import within_budget
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import Observation
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.sft import supervised, supervised_step
-from mmrl.world import World
+from mmrl.training.optim import build_optimizer
+from mmrl.training.sft import supervised, supervised_step
 
 __all__ = ["DemoEpisode", "DemoSteps", "clone"]
 

@@ -1,11 +1,11 @@
-"""The simulators as a source of closed groups for mmrl.pipeline: initial states drawn, episodes played, groups judged.
+"""The simulators as a source of closed groups for mmrl.training.pipeline: initial states drawn, episodes played, groups judged.
 
 A group in which all members succeeded, or all failed, teaches nothing: its place is given another initial state, up to
 algorithm.max_rounds of them. Which state a place gets depends on step, place and attempt alone, so it is the same in every
 schedule, on every machine, with every number of processes and after a resume.
 
 In a run of several processes each plays its share of a step's places, by itself: places 1, 5, 9 are those of process 1 of 4.
-Keys and records number the places of the whole step; mmrl.pipeline is told the process's own, from 0.
+Keys and records number the places of the whole step; mmrl.training.pipeline is told the process's own, from 0.
 """
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from mmrl.algorithms import trainable
-from mmrl.pipeline import Closed
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import EnvSpec, InitialState, Split, initial_states
 from mmrl.robotics.learning import return_settings, scored, teaches
 from mmrl.robotics.rollout import Closing, Driver, GroupRequest
+from mmrl.training.pipeline import Closed
 from mmrl.types import RolloutGroup
 
 __all__ = ["EpisodeSource", "Played", "StepRecord", "env_specs", "states_of"]
@@ -84,8 +84,9 @@ class StepRecord:
 
 
 class EpisodeSource:
-    """A mmrl.pipeline.GroupSource, of process `rank` of `size`. `records` holds a StepRecord of its places for each step that is
-    open or just trained. `policy`: what trains, where the driver's policy is a copy of it: both have the weights of one version."""
+    """A mmrl.training.pipeline.GroupSource, of process `rank` of `size`. `records` holds a StepRecord of its places for each step
+    that is open or just trained. `policy`: what trains, where the driver's policy is a copy of it: both have the weights of one
+    version."""
 
     def __init__(self, config: EmbodiedConfig, driver: Driver, *, rank: int = 0, size: int = 1, policy: Any = None) -> None:
         self.config, self.driver, self.rank, self.size = config, driver, rank, size

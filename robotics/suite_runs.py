@@ -14,9 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from mmrl.config.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings
 from mmrl.errors import MMRLError
 from mmrl.evaluation.evaluate import write_evaluation
-from mmrl.manifest import check_loadable
+from mmrl.operations.versions import versions
+from mmrl.policy.manifest import check_loadable
 from mmrl.robotics.config import EmbodiedConfig, EnvConfig
 from mmrl.robotics.episodes import pool_settings
 from mmrl.robotics.evaluate import EvalPlan, evaluate_policy
@@ -27,9 +29,7 @@ from mmrl.robotics.rollout import Driver
 from mmrl.robotics.suite_table import RobotRow, failed_row, markdown, suite_row
 from mmrl.robotics.suites import ProtocolPolicy, RobotSuite, Setting, check_overrides, configure
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.runlog import write_json
-from mmrl.trust import ALL, CHECKPOINT_KEYS, at_most, checkpoint_settings
-from mmrl.versions import versions
+from mmrl.training.runlog import write_json
 
 __all__ = ["base_settings", "run_suites"]
 
@@ -44,8 +44,8 @@ _FILM = 2  # clips of each outcome, where there are so many
 def base_settings(checkpoint: str, config: Path | None, overrides: Sequence[str], chosen: Mapping[str, RobotSuite] | None = None,
                   external: ExternalPolicy | None = None, *, trust_code: bool = False,
                   say: Callable[[str], None] = lambda line: None) -> EmbodiedConfig:
-    """`config`, else what the settings of the checkpoint's run may say (mmrl.trust), with `overrides`, except for env: it is the
-    checkpoint's own, for mmrl.robotics.suites.configure to put the overrides over each of the suites `chosen`.
+    """`config`, else what the settings of the checkpoint's run may say (mmrl.config.trust), with `overrides`, except for env: it is
+    the checkpoint's own, for mmrl.robotics.suites.configure to put the overrides over each of the suites `chosen`.
 
     Raises ConfigError for an override that is wrong, or that is not for an evaluation.
     """

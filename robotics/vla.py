@@ -129,7 +129,7 @@ class VLAPolicy:
         """Named parameters that receive gradients: the model's and the value head's."""
         return [*self.core.trainable(), *self._of_heads()]
 
-    # what a training engine asks for: mmrl.engines.base.Trained
+    # what a training engine asks for: mmrl.distributed.engines.base.Trained
 
     @property
     def model(self) -> Any:
@@ -183,7 +183,8 @@ class VLAPolicy:
         return np.array(token_mask(turn.valid, len(turn.token_ids), self.codec.dim))
 
     def idle_turn(self) -> tuple[Prompt, tuple[int, ...]]:
-        """The smallest decision there is, without pictures: for forwards that count for nothing (mmrl.engines.lockstep)."""
+        """The smallest decision there is, without pictures: for forwards that count for nothing
+        (mmrl.distributed.engines.lockstep)."""
         return idle_item(int(self.action_ids[0])).prompt, (0,) * self.tokens_per_decision
 
     # prompts

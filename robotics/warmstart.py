@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import yaml
 
-from mmrl.engines import accelerator_options
+from mmrl.distributed.engines import accelerator_options
+from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import ActionSpace, EnvSpec, InitialState, initial_states, make_simulator
@@ -23,8 +24,7 @@ from mmrl.robotics.load import load_vla
 from mmrl.robotics.sft import DemoEpisode, DemoSteps, clone
 from mmrl.robotics.source import env_specs, states_of
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.sft import supervised
-from mmrl.world import World
+from mmrl.training.sft import supervised
 
 __all__ = ["demo_folder", "demo_states", "load_demos", "record_demos", "save_policy", "warm_start"]
 

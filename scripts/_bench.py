@@ -25,7 +25,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from mmrl.versions import versions
+from mmrl.operations.versions import versions
 
 __all__ = ["RESULTS", "ROOT", "UNRECORDED", "alternation", "finish_child", "machine", "parse", "peak_mib", "print_table",
            "results_folder", "run_child", "spread", "write_results"]

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from mmrl.distributed.world import World
 from mmrl.evaluation.evaluate import Evaluation
-from mmrl.pipeline import PipelineSettings
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
 from mmrl.robotics.contract import make_simulator
@@ -25,9 +25,9 @@ from mmrl.robotics.episodes import EpisodeRollouts
 from mmrl.robotics.load import load_vla
 from mmrl.robotics.source import env_specs
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.trainer import Trainer
 from mmrl.training.learner import Learner
-from mmrl.world import World
+from mmrl.training.pipeline import PipelineSettings
+from mmrl.training.trainer import Trainer
 
 __all__ = ["QUIET", "CostedRollouts", "Costs", "config_of", "run", "saved_vla"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.config import LoraSettings, RunConfig
+from mmrl.diagnostics.shapes import SHAPES, meta_model, shape_config
 from mmrl.policy.tiny import TinySpec, build_tiny
-from mmrl.shapes import SHAPES, meta_model, shape_config
 
 __all__ = ["Setting", "build_policy", "gpu_name", "make_clip", "make_pictures", "memory_tb_s", "peak_tflops", "run_of",
            "update_flops"]
@@ -32,7 +32,7 @@ MEMORY_TB_S = {"H100 PCIe": 2.0, "H100 NVL": 3.9, "H100": 3.35, "H200": 4.8, "A1
 
 @dataclass(frozen=True)
 class Setting:
-    """One model under measurement: shape of mmrl.shapes (or smoke), full or lora, model.attn, and the load."""
+    """One model under measurement: shape of mmrl.diagnostics.shapes (or smoke), full or lora, model.attn, and the load."""
 
     shape: str
     mode: str = "full"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmrl.config import ModelConfig
-from mmrl.shapes import SHAPES, shape_config
+from mmrl.diagnostics.shapes import SHAPES, shape_config
 from scripts._gpu_kit import Setting, update_flops
 from scripts.plan_scale import decode_bytes, shape_of
 
@@ -53,7 +53,7 @@ def plan_shares(rows: list[dict[str, Any]], setting: Setting, peak: float | None
     """model -> update_share, prefill_share, decode_share, those that were measured, and `update_of`: which rows gave the first.
 
     peak: dense bf16 TFLOP/s of the GPU; bandwidth: of its memory, TB/s. Without them there are no shares of them. `rows` that
-    failed, or are of a model that is not in mmrl.shapes, give nothing.
+    failed, or are of a model that is not in mmrl.diagnostics.shapes, give nothing.
     """
     found: dict[str, dict[str, Any]] = {}
     usual = ModelConfig().attn

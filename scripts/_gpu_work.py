@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from mmrl import Sample
+from mmrl.diagnostics.memory import estimate
 from mmrl.errors import MissingExtraError
-from mmrl.memory import estimate
-from mmrl.optim import build_optimizer
 from mmrl.policy.pack import PackItem, micro_batches, pack, pack_padded, within_budget
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.tasks.choice import Choice
+from mmrl.training.optim import build_optimizer
 from scripts import _bench as bench
 from scripts._gpu_kit import SMOKE, Setting, build_policy, make_clip, make_pictures, run_of, update_flops
 

@@ -32,14 +32,16 @@ the language model's matrices, H in its output layer, V in the vision tower; d d
 - Simulators: b G d x seconds per chunk / env.workers, one core each.
 - Gradients, bytes sent per GPU: DDP 2 (g-1)/g x 4 bytes x trained, once; FSDP2 m (g-1)/g x 4 bytes x trained (reduce-scatter after
   each micro-batch). Gathers of FSDP2: (m x passes + 1) (g-1)/g x 4 bytes x trained; passes = forward + backward + reference; the 1
-  is what vLLM gets. mmrl keeps and gathers weights in fp32 (mmrl/engines/fsdp.py), the reference is counted as if it were.
+  is what vLLM gets. mmrl keeps and gathers weights in fp32 (mmrl/distributed/engines/fsdp.py), the reference is counted as if it
+  were.
 - ZeRO-3 moves what FSDP2 moves. ZeRO-2 reduces after every micro-batch, too: gradients 2 m (g-1)/g x 4 bytes x trained (DeepSpeed
   all-reduces its buckets), and the weights once per step, (g-1)/g x 4 bytes x trained.
 - Seconds of a collective: bytes / (min(NVLink, node x NIC) x network): all links of a node work at once. Not overlapped with the
   update here; FSDP2 overlaps a part of it (an upper bound there), mmrl's ddp none: it all-reduces once, after all micro-batches.
 - Weights for rollouts: in the same process (colocated) nothing crosses the network beyond the gathers.
   Media: uint8 pixels that a GPU's prompts or decisions bring in (cache files, or frames from simulators).
-- Memory: mmrl/memory.py, what `mmrl` prints before a run starts, at the recipe's own batch; vLLM in the same process holds
+- Memory: mmrl/diagnostics/memory.py, what `mmrl` prints before a run starts, at the recipe's own batch; vLLM in the same process
+holds
   engine.vllm.memory of a GPU while it rolls out (embodied: the policy itself infers).
 - Step: rollout, update and network one after the other (schedule serial, colocated). Embodied: max(simulators, all of the GPU's
   work) (schedule pipelined)."""
@@ -50,7 +52,7 @@ _LIMITS = """\
 - Tensor, pipeline and sequence parallelism: mmrl has none, and asks vLLM for none. A model whose bf16 copy for sampling does not
   fit one GPU cannot be trained.
 - Rollouts on GPUs of their own while others train: schedule.kind async and pipelined are refused for prompts in several processes,
-  and with fsdp2 and deepspeed_* (mmrl/engines/build.py).
+  and with fsdp2 and deepspeed_* (mmrl/distributed/engines/build.py).
 - Stragglers, failed nodes, storage, the time of checkpoints, evaluation, rewards that call a model, prompts without signal
   (`attempts`), padding of short micro-batches: not counted; each makes it slower.
 - Batches that grow with the GPUs change the algorithm: 64 times the prompts per step is not 64 times the learning. Nothing is known

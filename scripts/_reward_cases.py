@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.coords import CoordFrame
-from mmrl.media import image_size
 from mmrl.registry import BUILT_IN, resolve_task, task_from_spec
 from mmrl.task import Task
 from mmrl.types import ImageSize, RewardContext, Sample, VideoSize
+from mmrl.video.media import image_size
 
 __all__ = ["MODES", "RewardCase", "all_cases", "contexts", "example_samples"]
 

@@ -76,7 +76,7 @@ def leaving(disk: Path, nbytes: int) -> Iterator[None]:
 
 def torn(run: Path) -> list[str]:
     """Files of a run folder that are not whole: lines and documents that are no JSON, checkpoints other than they were saved."""
-    from mmrl.manifest import problems
+    from mmrl.policy.manifest import problems
 
     found = []
     for file in sorted(run.rglob("*")):
@@ -122,7 +122,7 @@ def _quiet() -> None:
 
 def _train(config: Path, *overrides: str, resume: bool = False, on_event: Any = None) -> Any:
     from mmrl.config import load_config
-    from mmrl.trainer import Trainer
+    from mmrl.training.trainer import Trainer
 
     trainer = Trainer(load_config(config, list(overrides)), resume=resume, on_event=on_event)
     trainer.fit()
@@ -135,9 +135,9 @@ def state_bit_flips(options: Any) -> Outcome:
     """Every flip is a start of its own in this process; ten of the runs go on to their end and are compared with the calm one."""
     import torch
 
-    from mmrl.checkpoint import Checkpoints
+    from mmrl.distributed.world import World
     from mmrl.operations.restart import find_start
-    from mmrl.world import World
+    from mmrl.training.checkpoint import Checkpoints
     from scripts.torture_resume import differences
 
     _quiet()

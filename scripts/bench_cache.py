@@ -157,7 +157,7 @@ def child(system: str, folder: Path, frames: int, pixels: int, steps: int) -> No
 
     from mmrl.policy.policy import Policy
     from mmrl.registry import register
-    from mmrl.trainer import Trainer
+    from mmrl.training.trainer import Trainer
 
     register("letters")(Letters)
     rows: list[dict[str, float]] = []

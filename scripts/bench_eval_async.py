@@ -68,12 +68,12 @@ def make_suites(folder: Path, clips: int) -> None:
 def child(system: str, folder: Path, workers: int) -> None:
     """Evaluates both suites once and reports seconds and a hash of all answers."""
     from mmrl.config import DataSource, RunConfig
-    from mmrl.data import load_sources
+    from mmrl.data.sources import load_sources
     from mmrl.evaluation.evaluate import EvalSettings, evaluate
     from mmrl.policy.loading import load_policy
-    from mmrl.prefetch import prefetching
     from mmrl.rollout import PrefillOnceEngine, SamplingSettings
-    from mmrl.scoring import Scorer
+    from mmrl.workers.prefetch import prefetching
+    from mmrl.workers.scoring import Scorer
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         config = RunConfig.model_validate({

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import MMRLError
-from mmrl.versions import versions
+from mmrl.operations.versions import versions
 from scripts import _bench as bench
 from scripts._gpu_kit import SMOKE, Setting, gpu_name, memory_tb_s, peak_tflops, run_of
 from scripts._gpu_plan import plan_shares
@@ -53,7 +53,7 @@ def plan(shapes: list[str], attentions: list[str], parts: list[str], base: Setti
 
 def _too_large(setting: Setting, part: str, memory_gib: float) -> dict[str, Any] | None:
     """A row in place of a measurement whose estimate is far beyond the GPU. The estimate is checked, so near ones are tried."""
-    from mmrl.memory import estimate
+    from mmrl.diagnostics.memory import estimate
 
     found = estimate(run_of(setting), kind="cuda")
     needed = found.total if part == "update" else found.parts["weights"]
@@ -111,7 +111,7 @@ def _write(out: Path | None, found: dict[str, Any]) -> Path:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=list(DEFAULT_SHAPES), help="of mmrl.shapes")
+    parser.add_argument("--shapes", nargs="+", default=list(DEFAULT_SHAPES), help="of mmrl.diagnostics.shapes")
     parser.add_argument("--attn", nargs="+", choices=ATTENTIONS, default=None, help="default: all that are installed")
     parser.add_argument("--parts", nargs="+", choices=("update", "rollout", "vllm", "cache"),
                         default=["update", "rollout", "vllm", "cache"])

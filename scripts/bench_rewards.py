@@ -76,7 +76,7 @@ def _rate(task: Task, jobs: list[Job], seconds: float) -> float:
 def _share_of_a_step(steps: int) -> dict[str, Any]:
     """Seconds per step and the rewards' share of it in a short real run of the demo."""
     from mmrl.config import load_config
-    from mmrl.trainer import Trainer
+    from mmrl.training.trainer import Trainer
     from scripts.demo import ROOT, make_data
 
     make_data(ROOT / "runs" / "demo_data")

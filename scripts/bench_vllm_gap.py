@@ -22,7 +22,7 @@ import torch
 from mmrl.config import load_config
 from mmrl.errors import WeightSyncError
 from mmrl.rollout.weights import SyncPlan, WeightSource
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from scripts._bench import RESULTS, parse, print_table, write_results
 from scripts.demo import make_data
 

@@ -130,7 +130,7 @@ def child_mmrl(setting: Setting, folder: Path, steps: int) -> None:
 
     from mmrl.config import RunConfig
     from mmrl.registry import register
-    from mmrl.trainer import Trainer
+    from mmrl.training.trainer import Trainer
 
     register("letters")(Letters)
     params = {} if setting.prompt is None else {"prompt": setting.prompt}

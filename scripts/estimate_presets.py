@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from mmrl.config import load_config
-from mmrl.memory import estimate
-from mmrl.presets import preset_names, read_preset
+from mmrl.config.presets import preset_names, read_preset
+from mmrl.diagnostics.memory import estimate
 from scripts._bench import RESULTS, ROOT, parse, print_table, write_results
 
 _GIB = 2**30

@@ -29,9 +29,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmrl.scoring import is_reward_failure
 from mmrl.task import Task, Template
 from mmrl.types import RewardContext, Sample, Score
+from mmrl.workers.scoring import is_reward_failure
 from scripts._bench import RESULTS, parse, write_results
 from scripts._mutations import GARBAGE, JUNK, answer_of, flooded, mutate, with_answer
 from scripts._reward_cases import RewardCase, all_cases, contexts, example_samples

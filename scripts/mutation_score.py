@@ -1,8 +1,8 @@
 """Do the tests notice a defect? Small defects (mutants) are put into modules one by one; a mutant that no test notices survives.
 
     OMP_NUM_THREADS=1 python -m scripts.mutation_score                     (hours, writes assets/results)
-    python -m scripts.mutation_score --only mmrl/alarms.py                 (writes this module's part)
-    python -m scripts.mutation_score --only mmrl/alarms.py --limit 20      (a sample, writes nothing)
+    python -m scripts.mutation_score --only mmrl/training/alarms.py                 (writes this module's part)
+    python -m scripts.mutation_score --only mmrl/training/alarms.py --limit 20      (a sample, writes nothing)
 
 Mutants are made by cosmic-ray's operators (a comparison, an arithmetic or boolean operator, a number, a constant, a loop, an
 exception handler is replaced; a decorator is removed). Where several operators apply at one place one of them is drawn, by a
@@ -38,15 +38,15 @@ from scripts._mutation_worker import Zygote
 
 _STATE = ("tests/attacks/test_state_checkpoints.py", "tests/test_checkpoint.py")
 TESTS: dict[str, tuple[str, ...]] = {
-    "mmrl/alarms.py": ("tests/test_alarms.py", "tests/test_collapse.py"),
-    "mmrl/diagnosis.py": ("tests/test_alarms.py", "tests/test_collapse.py"),
+    "mmrl/training/alarms.py": ("tests/test_alarms.py", "tests/test_collapse.py"),
+    "mmrl/diagnostics/diagnosis.py": ("tests/test_alarms.py", "tests/test_collapse.py"),
     "mmrl/algorithms/advantages.py": ("tests/algorithms/test_advantages.py", "tests/algorithms/test_estimators.py"),
     "mmrl/algorithms/ema.py": ("tests/algorithms/test_estimators.py",),
     "mmrl/algorithms/filters.py": ("tests/algorithms/test_overlong.py", "tests/algorithms/test_dynamic_sampling.py"),
-    "mmrl/group_rewards.py": ("tests/test_group_rewards.py", "tests/test_group_filter.py"),
-    "mmrl/manifest.py": ("tests/test_manifest.py",),
-    "mmrl/checkpoint.py": ("tests/test_checkpoint_files.py", *_STATE),
-    "mmrl/scoring.py": ("tests/test_scoring_parts.py", "tests/test_scoring_workers.py", "tests/test_scoring.py",
+    "mmrl/algorithms/group_rewards.py": ("tests/test_group_rewards.py", "tests/test_group_filter.py"),
+    "mmrl/policy/manifest.py": ("tests/test_manifest.py",),
+    "mmrl/training/checkpoint.py": ("tests/test_checkpoint_files.py", *_STATE),
+    "mmrl/workers/scoring.py": ("tests/test_scoring_parts.py", "tests/test_scoring_workers.py", "tests/test_scoring.py",
                         "tests/attacks/test_state_scores.py"),
 }
 """Module -> the test files that are to notice its defects, quick ones first."""

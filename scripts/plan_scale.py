@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.config import RunConfig, load_config
-from mmrl.engines import train_engine_name
-from mmrl.memory import estimate
+from mmrl.diagnostics.memory import estimate
+from mmrl.diagnostics.shapes import SHAPES
+from mmrl.distributed.engines import train_engine_name
 from mmrl.robotics.config import load_embodied
-from mmrl.shapes import SHAPES
 from scripts._plan_page import page
 
 __all__ = ["ASSUMED", "GPUS", "Plan", "Recipe", "accepted", "plan", "recipes", "render"]
@@ -62,7 +62,7 @@ class Shape:
 
 
 def shape_of(name: str) -> Shape:
-    """From mmrl.shapes; head size 128 in all of these models."""
+    """From mmrl.diagnostics.shapes; head size 128 in all of these models."""
     _, h, i, layers, heads, kv, vocabulary, tied, tower = SHAPES[name]
     e, m = tower.get("hidden_size", tower.get("embed_dim")), tower.get("intermediate_size", 4 * 1280)
     language = layers * (h * heads * 128 * 2 + 2 * h * kv * 128 + 3 * h * i)

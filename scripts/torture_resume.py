@@ -224,7 +224,7 @@ def torture(folder: Path, *, kills: int, seed: int, steps: int) -> dict[str, Any
     verdicts = differences(runs / "calm", runs / "killed")
     for name, same in verdicts.items():
         print(f"{'identical' if same else 'DIFFERENT':10} {name}", flush=True)
-    from mmrl.versions import versions
+    from mmrl.operations.versions import versions
 
     digest = _tensor_digest(max((runs / "killed" / "checkpoints").glob("step_*")))
     return {

@@ -179,7 +179,7 @@ def make_jigsaws(out_dir: str | os.PathLike[str], pictures: Sequence[str | os.Pa
     The order of picture i depends on (seed, grid, i) and is never the solved one. Raises ConfigError for an impossible
     grid, DataError without pictures and MediaError for a picture that cannot be read.
     """
-    from mmrl.media import open_image
+    from mmrl.video.media import open_image
 
     rows, columns = grid
     count = rows * columns

@@ -292,7 +292,7 @@ def _flipped(picture: Path, folder: str | os.PathLike[str] | None) -> str:
     """Path of the flipped picture, written as PNG unless it is there and not older than its original."""
     from PIL import ImageOps
 
-    from mmrl.media import open_image
+    from mmrl.video.media import open_image
 
     key = hashlib.blake2b(os.fsencode(os.path.abspath(picture)), digest_size=4).hexdigest()
     target = (Path(folder) if folder is not None else picture.parent / "mirrored") / f"{picture.stem}-{key}.png"

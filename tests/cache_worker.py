@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.config import load_config
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.clip_kit import mixed_file
 from tests.engine_kit import config_file, small_run
 

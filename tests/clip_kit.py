@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.config import CacheConfig, DataConfig, DataSource, ModelConfig, VideoConfig
-from mmrl.data import LoadedSource
+from mmrl.data.sources import LoadedSource
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.types import RewardContext, Sample, Score

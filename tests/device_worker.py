@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mmrl.config import DataConfig, ModelConfig, VLLMConfig
+from mmrl.distributed.world import World
 from mmrl.policy.loading import build_visuals, load_policy
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
@@ -26,7 +27,6 @@ from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.rollout.vllm_inputs import WirePrompt, wire_prompt
 from mmrl.rollout.vllm_wire import dump, dump_prompts, load, load_prompts
 from mmrl.rollout.weights import SyncPlan
-from mmrl.world import World
 from tests.clip_kit import ALL, TASK, loaded
 from tests.engine_kit import tiny_folder
 from tests.fake_device import toy_device

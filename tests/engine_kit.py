@@ -22,11 +22,11 @@ import yaml
 from PIL import Image
 
 from mmrl.config import ModelConfig
-from mmrl.media import open_image
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
 from mmrl.policy.tiny import ARCHITECTURES, TinySpec, build_tiny
 from mmrl.types import Sample
+from mmrl.video.media import open_image
 from tests.album_task import Album
 
 __all__ = [

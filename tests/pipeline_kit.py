@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from mmrl.pipeline import Closed
-from mmrl.stages import Stages
+from mmrl.rollout.stages import Stages
+from mmrl.training.pipeline import Closed
 
 __all__ = ["Arena", "Episode", "Job", "SmallLearner", "Told"]
 

@@ -22,7 +22,7 @@ from accelerate.state import AcceleratorState, GradientState
 from mmrl.cli.main import main
 from mmrl.config import load_config
 from mmrl.operations.leaving import run_and_leave
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import flip_bit
 
 __all__ = ["copied", "cut", "forget_plugin", "train", "train_damaged"]

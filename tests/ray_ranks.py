@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from mmrl.cluster.placement import Demand
-from mmrl.cluster.run import cluster_metrics, local_processes
-from mmrl.cluster.session import Cluster
 from mmrl.config import RayConfig
-from mmrl.world import World
+from mmrl.distributed.cluster.placement import Demand
+from mmrl.distributed.cluster.run import cluster_metrics, local_processes
+from mmrl.distributed.cluster.session import Cluster
+from mmrl.distributed.world import World
 
 __all__ = ["tell"]
 

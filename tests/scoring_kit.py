@@ -1,4 +1,5 @@
-"""Threads in the place of reward processes: the pipe, the frames and the loop of mmrl.scoring are real, starting is free."""
+"""Threads in the place of reward processes: the pipe, the frames and the loop of mmrl.workers.scoring are real, starting is
+free."""
 from __future__ import annotations
 
 import contextlib
@@ -11,11 +12,11 @@ from typing import Any
 
 import pytest
 
-import mmrl.scoring as scoring
+import mmrl.workers.scoring as scoring
 from mmrl.coords import CoordFrame
-from mmrl.scoring import ScoreJob, Scorer
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
+from mmrl.workers.scoring import ScoreJob, Scorer
 from mmrl.workers.spawned import Worker
 
 __all__ = ["PATIENCE_S", "Told", "ending", "in_threads", "jobs", "scorer"]

@@ -19,12 +19,12 @@ import torch
 
 from mmrl.cli.run import run_config, sft_command
 from mmrl.config import RunConfig
-from mmrl.engines import accelerator_options
+from mmrl.distributed.engines import accelerator_options
+from mmrl.distributed.world import World
 from mmrl.errors import MMRLError
 from mmrl.operations.leaving import run_and_leave
 from mmrl.policy.loading import load_policy
-from mmrl.sft import run_sft
-from mmrl.world import World
+from mmrl.training.sft import run_sft
 
 __all__ = ["fine_tune"]
 

@@ -10,9 +10,9 @@ import pytest
 
 from mmrl.config import load_config
 from mmrl.errors import MediaError, MMRLError, RolloutError
-from mmrl.schedule import SerialSchedule
-from mmrl.trainer import Trainer
+from mmrl.rollout.schedule import SerialSchedule
 from mmrl.training import learner
+from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import file_size_limit
 
 __all__ = ["stop"]

@@ -16,13 +16,13 @@ import pytest
 from PIL import Image
 
 from mmrl.coords import CoordFrame
-from mmrl.data import load_sources
+from mmrl.data.sources import load_sources
 from mmrl.evaluation.evaluate import EvalSettings, evaluate, run_benchmarks, write_evaluation
 from mmrl.evaluation.rescore import rescore
 from mmrl.evaluation.suites import SuiteRow, load_suites, source_of, suite_row
 from mmrl.rollout import SamplingSettings
-from mmrl.scoring import Scorer
 from mmrl.types import ImageSize, Sample, StopReason, Turn
+from mmrl.workers.scoring import Scorer
 
 __all__ = ["BOOK", "FIXTURES", "Golden", "Outcome", "Reply", "agree", "evaluate_suite", "golden", "put", "put_parquet",
            "put_picture", "told"]

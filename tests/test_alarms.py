@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from mmrl.alarms import AlarmBoard
 from mmrl.config import AlarmConfig
-from mmrl.diagnosis import diagnose, signal_share, trained
+from mmrl.diagnostics.diagnosis import diagnose, signal_share, trained
+from mmrl.training.alarms import AlarmBoard
 
 HEALTHY = {"step": 1, "train/reward/mean": 0.4, "train/parse_rate": 0.9, "train/reward/part/accuracy": 0.3,
            "train/entropy": 0.8, "train/logprob_gap/mean": 1e-4, "train/loss": 0.0}

@@ -19,18 +19,18 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.algorithms.group_rewards import group_outcome
 from mmrl.config import RunConfig, load_config
-from mmrl.engines import build_train_engine
+from mmrl.distributed.engines import build_train_engine
+from mmrl.distributed.world import World
 from mmrl.errors import NonFiniteError
-from mmrl.group_rewards import group_outcome
-from mmrl.optim import build_policy_optimizer
 from mmrl.policy.policy import Policy
 from mmrl.tasks.scenes import make_scenes
-from mmrl.trainer import Trainer
 from mmrl.training.answer_critic import AnswerAdvantages, add_critic, judgement
 from mmrl.training.learner import Learner
+from mmrl.training.optim import build_policy_optimizer
+from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
-from mmrl.world import World
 from tests.engine_kit import ALBUM, REPO, Album, album_data, config_file, fresh_policy, picture, read_jsonl, sample_with, small_run
 
 PEER = json.loads((Path(__file__).parent / "peer_gae.json").read_text(encoding="utf-8"))

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from mmrl.cli.main import app
 from mmrl.config import load_config, merge
 from mmrl.errors import DataError
-from mmrl.sft import run_sft
-from mmrl.trainer import Trainer
+from mmrl.training.sft import run_sft
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import (
     ARCHITECTURES,
     Album,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmrl.shapes import meta_model, shape_config
+from mmrl.diagnostics.shapes import meta_model, shape_config
 from scripts import bench_gpu, plan_scale
 from scripts._gpu_kit import Setting, memory_tb_s, peak_tflops, run_of, update_flops
 from scripts._gpu_plan import plan_shares

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.pipeline import PipelineSettings
-from mmrl.trainer import Trainer
+from mmrl.training.pipeline import PipelineSettings
+from mmrl.training.trainer import Trainer
 from scripts import _bench
 from scripts._costed import CostedRollouts, Costs, config_of, run
 from scripts.bench_schedule import SYSTEMS, kept_rows

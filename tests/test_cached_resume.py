@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmrl.config import load_config
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import config_file, small_run
 from tests.test_contrast_run import VIDEO, mixed_file
 

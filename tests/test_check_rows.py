@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from mmrl.check_rows import check_rows
 from mmrl.cli.main import app
 from mmrl.config import DataSource
-from mmrl.data import load_sources
+from mmrl.data.sources import load_sources
+from mmrl.diagnostics.check_rows import check_rows
 from mmrl.errors import ConfigError, DataError
 from tests.engine_kit import picture, read_jsonl, tiny_folder
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.checkpoint import Checkpoints
 from mmrl.config import load_config
 from mmrl.errors import CheckpointError
-from mmrl.optim import build_optimizer
-from mmrl.trainer import Trainer
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.optim import build_optimizer
+from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import file_size_limit
 from tests.engine_kit import (
     ENVIRONMENT,
@@ -185,9 +185,9 @@ import sys
 import threading
 from pathlib import Path
 from tqdm import tqdm
-from mmrl.checkpoint import Checkpoints
+from mmrl.training.checkpoint import Checkpoints
 from mmrl.config import ModelConfig, load_config
-from mmrl.optim import build_optimizer
+from mmrl.training.optim import build_optimizer
 from mmrl.policy.loading import load_policy
 
 p = load_policy(ModelConfig(path=sys.argv[1], device="cpu"))

@@ -11,9 +11,9 @@ import pytest
 import torch
 import yaml
 
-from mmrl.checkpoint import Checkpoints
 from mmrl.errors import CheckpointError
 from mmrl.policy.policy import Policy
+from mmrl.training.checkpoint import Checkpoints
 from tests.engine_kit import policy
 
 

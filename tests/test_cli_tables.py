@@ -12,7 +12,7 @@ from mmrl.cli.display import fit_parts, step_parts
 from mmrl.cli.evaluation import print_skipped
 from mmrl.cli.run import _eval_note, results_table
 from mmrl.config import DataSource
-from mmrl.data import LoadedSource
+from mmrl.data.sources import LoadedSource
 from tests.album_task import Album
 from tests.report.mixed_run import SOURCES, make_mixed_run
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrl.alarms import AlarmBoard
-from mmrl.collapse import answer_key, common_share
 from mmrl.config import AlarmConfig, load_config
 from mmrl.errors import MMRLError
-from mmrl.metrics import completion_records, step_metrics
-from mmrl.schedule import StepTally
-from mmrl.trainer import Trainer
+from mmrl.rollout.schedule import StepTally
+from mmrl.training.alarms import AlarmBoard
+from mmrl.training.collapse import answer_key, common_share
 from mmrl.training.learner import UpdateResult
+from mmrl.training.metrics import completion_records, step_metrics
+from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from tests.engine_kit import album_data, config_file, picture, read_jsonl, small_run
 

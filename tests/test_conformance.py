@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from mmrl._conformance_levels import level_lines
 from mmrl.cli.main import app
 from mmrl.config import RunConfig, load_config
-from mmrl.conformance import Conformance, check_task, load_encoder
 from mmrl.coords import CoordFrame
+from mmrl.diagnostics._conformance_levels import level_lines
+from mmrl.diagnostics.conformance import Conformance, check_task, load_encoder
 from mmrl.errors import ConfigError, RegistryError
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.tasks.grounding import FRAME_WORDS, Grounding

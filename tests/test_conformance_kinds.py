@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mmrl.cli.main import app
-from mmrl.conformance import check_task
+from mmrl.diagnostics.conformance import check_task
 from mmrl.errors import ConfigError
 from mmrl.registry import BUILT_IN
 from mmrl.tasks.scenes import make_scenes

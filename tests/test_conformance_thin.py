@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from pycocotools import mask
 
-from mmrl.conformance import Conformance, check_task
 from mmrl.coords import CoordFrame
+from mmrl.diagnostics.conformance import Conformance, check_task
 from mmrl.tasks.boxes import rounded_box
 from mmrl.types import ImageSize
 from tests.engine_kit import tiny_folder

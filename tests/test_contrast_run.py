@@ -8,15 +8,22 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.algorithms.group_rewards import (
+    accuracies,
+    contrast_bonuses,
+    contrast_settings,
+    group_outcome,
+    training_parts,
+    training_rewards,
+)
 from mmrl.config import ADVANTAGE_SCALES, RunConfig, load_config
 from mmrl.errors import ConfigError
-from mmrl.group_rewards import accuracies, contrast_bonuses, contrast_settings, group_outcome, training_parts, training_rewards
-from mmrl.trainer import Trainer
+from mmrl.rollout.views import VIEWS, changed_prompt, shuffled_order
+from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, Score, StopReason, Turn
 from mmrl.video.decode import read_clip
 from mmrl.video.encode import write_video
 from mmrl.video.sampling import FrameSampling
-from mmrl.views import VIEWS, changed_prompt, shuffled_order
 from tests.album_task import Album
 from tests.clip_kit import TASK, clip, mixed_file, policy_of, sample
 from tests.engine_kit import config_file, picture, read_jsonl, sample_with, small_run

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from mmrl import _torchvision_cpu
-from mmrl.advice import remarks
+from mmrl.algorithms.group_rewards import GroupOutcome, group_outcome, training_parts
 from mmrl.config import RunConfig, load_config
-from mmrl.credit import Credit, accuracy_level, part_weights
 from mmrl.errors import ConfigError, RewardError
-from mmrl.group_rewards import GroupOutcome, group_outcome, training_parts
+from mmrl.training.advice import remarks
+from mmrl.training.credit import Credit, accuracy_level, part_weights
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from tests.medley_task import Medley
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from mmrl.config import load_config
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import config_file, merge
 from tests.engines.deepspeed_worker import KINDS
 from tests.process_worker import cut

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmrl.config import CurriculumStage, DataSource, load_config
-from mmrl.data import LoadedSource, PromptStream
+from mmrl.data.sources import LoadedSource, PromptStream
 from mmrl.errors import ConfigError, DataError
 from mmrl.registry import task_from_spec
 from mmrl.types import Sample

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmrl.config import DataSource
-from mmrl.data import LoadedSource, PromptStream, load_sources, write_rejected
+from mmrl.data.sources import LoadedSource, PromptStream, load_sources, write_rejected
 from mmrl.errors import DataError
 from mmrl.registry import task_from_spec
 from mmrl.tasks.scenes import make_scenes

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mmrl.config import load_config
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from mmrl.video.store import TensorStore
 from tests.cache_worker import cached_run, look
 from tests.engine_kit import (

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from mmrl import _doctor_probes
-from mmrl._doctor_children import ChildFailure, ask
-from mmrl._doctor_probes import PROBES
-from mmrl._vulkan import mesa_version
 from mmrl.config import EngineConfig
-from mmrl.doctor import Finding, print_doctor, run_doctor
+from mmrl.diagnostics import _doctor_probes
+from mmrl.diagnostics._doctor_children import ChildFailure, ask
+from mmrl.diagnostics._doctor_probes import PROBES
+from mmrl.diagnostics._vulkan import mesa_version
+from mmrl.diagnostics.doctor import Finding, print_doctor, run_doctor
 
 pytestmark = pytest.mark.slow  # the doctor asks processes about every library
 
@@ -41,7 +41,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Broken:
     folder = tmp_path_factory.mktemp("folder")
     (folder / "rewards").mkdir()
     (folder / "rewards" / "__init__.py").write_text("")
-    code = f"import sys; sys.path.append({str(ROOT)!r}); from mmrl.doctor import main; sys.exit(main(['--json']))"
+    code = f"import sys; sys.path.append({str(ROOT)!r}); from mmrl.diagnostics.doctor import main; sys.exit(main(['--json']))"
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300,
                           env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, check=False)
     assert done.returncode == 1, done.stderr

@@ -17,10 +17,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from mmrl.cli.main import app
 from mmrl.cli.run import run_config
 from mmrl.config import RunConfig
-from mmrl.engines import train_engine_name
+from mmrl.distributed.engines import train_engine_name
 from mmrl.errors import ConfigError
 from mmrl.robotics.config import EmbodiedConfig
-from mmrl.sft import supervised
+from mmrl.training.sft import supervised
 from tests.engine_kit import REPO
 
 PAGES = [REPO / "README.md", REPO / "SECURITY.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").rglob("*.md"))]

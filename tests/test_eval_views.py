@@ -14,8 +14,8 @@ from mmrl.evaluation.stats import paired_gain
 from mmrl.evaluation.views import view_gaps
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
-from mmrl.scoring import Scorer
-from mmrl.views import VIEWS
+from mmrl.rollout.views import VIEWS
+from mmrl.workers.scoring import Scorer
 from tests.clip_kit import broken_clip, cached_policy, clip_sample, loaded, make_clip
 from tests.engine_kit import picture, read_jsonl
 

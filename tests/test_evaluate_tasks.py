@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from mmrl.config import DataSource
-from mmrl.data import LoadedSource
+from mmrl.data.sources import LoadedSource
 from mmrl.evaluation.evaluate import EvalSettings, Evaluation, evaluate, run_benchmarks, write_evaluation
 from mmrl.evaluation.rescore import rescore
 from mmrl.evaluation.stats import Estimate, describe, macro_estimate
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
-from mmrl.scoring import Scorer
 from mmrl.task import Task
 from mmrl.types import RewardContext, Sample, Score
+from mmrl.workers.scoring import Scorer
 from tests.engine_kit import Album, picture, policy
 from tests.medley_task import Medley
 

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from mmrl._conformance_pictures import draw_check
 from mmrl.config import DataSource, RunConfig
-from mmrl.conformance import check_task
-from mmrl.data import load_sources, note_lines
+from mmrl.data.sources import load_sources, note_lines
+from mmrl.diagnostics._conformance_pictures import draw_check
+from mmrl.diagnostics.conformance import check_task
 from mmrl.errors import ConfigError, DataError
-from mmrl.media import image_facts, image_overrides, image_size, open_image, sizes_on_disk
 from mmrl.report.pictures import Pictures
 from mmrl.tasks.grounding import Grounding
 from mmrl.tasks.readers import read_any
 from mmrl.types import Sample
+from mmrl.video.media import image_facts, image_overrides, image_size, open_image, sizes_on_disk
 from mmrl.video.store import TensorStore
 from mmrl.video.visuals import VisualCache
 from tests.engine_kit import tiny_folder

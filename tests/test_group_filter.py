@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from mmrl.algorithms import DynamicSampler, SamplerSettings, SelectionSettings, VarianceSelection, Verdict
+from mmrl.algorithms.group_rewards import check_filter_key, group_outcome, training_rewards
 from mmrl.config import RunConfig, load_config
 from mmrl.errors import ConfigError
-from mmrl.group_rewards import check_filter_key, group_outcome, training_rewards
-from mmrl.identity import check_identity
 from mmrl.registry import task_from_spec
-from mmrl.schedule import SerialSchedule
-from mmrl.trainer import Trainer
+from mmrl.rollout.schedule import SerialSchedule
+from mmrl.training.identity import check_identity
+from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 from tests.engine_kit import REPO, config_file, merge, read_jsonl, small_run
 from tests.medley_task import Medley

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mmrl.config import DataSource, RunConfig, load_config
-from mmrl.group_rewards import (
+from mmrl.algorithms.group_rewards import (
     GroupOutcome,
     accuracies,
     contrast_bonuses,
@@ -17,6 +16,7 @@ from mmrl.group_rewards import (
     training_rewards,
     usable,
 )
+from mmrl.config import DataSource, RunConfig, load_config
 from mmrl.types import ImageSize, Rollout, RolloutGroup, Sample, Score, StopReason, Turn, VideoSize
 from tests.medley_task import Medley
 

@@ -18,13 +18,13 @@ from PIL import Image
 import mmrl
 from mmrl.cli.run import train_command
 from mmrl.config import load_config
+from mmrl.data.memory_rows import stored
 from mmrl.errors import ConfigError, DataError, RegistryError
-from mmrl.identity import check_identity, run_identity
 from mmrl.library import _tree
-from mmrl.memory_rows import stored
 from mmrl.registry import OFFERED, adopt, carried, resolve_task, task_from_spec, using
-from mmrl.scoring import ScoreJob, Scorer, score_one
 from mmrl.tasks.scenes import make_scenes
+from mmrl.training.identity import check_identity, run_identity
+from mmrl.workers.scoring import ScoreJob, Scorer, score_one
 from tests.engine_kit import ENVIRONMENT, REPO
 
 MODEL = REPO / "assets" / "tiny_vlm"

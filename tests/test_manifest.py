@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from mmrl.errors import CheckpointError
-from mmrl.manifest import MANIFEST, check_loadable, has_manifest, problems, write_manifest
+from mmrl.policy.manifest import MANIFEST, check_loadable, has_manifest, problems, write_manifest
 
 FILES = {"model.safetensors": b"w" * 5000, "config.json": b"{}", "trainer/state.json": b'{"step": 7, "manifest": 1}',
          "eval/results.json": b"[]"}

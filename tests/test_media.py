@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from mmrl.errors import MediaError
-from mmrl.media import image_size, open_image, store_bytes
+from mmrl.video.media import image_size, open_image, store_bytes
 
 
 def _kind(path: Path | str, **options: int) -> str:

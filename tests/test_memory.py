@@ -14,10 +14,10 @@ from mmrl.cli.main import app
 from mmrl.cli.memory import memory_command
 from mmrl.cli.run import run_config
 from mmrl.config import LoraSettings, ModelConfig, RunConfig
+from mmrl.diagnostics.memory import MemoryEstimate, announce_memory, estimate, micro_batch, parameter_bytes, prompt_tokens_of
+from mmrl.diagnostics.memory_activations import Micro, Precision, cache_bytes, logits_bytes, update_bytes
+from mmrl.diagnostics.shapes import config_of, meta_model, shape_config
 from mmrl.errors import ConfigError
-from mmrl.memory import MemoryEstimate, announce_memory, estimate, micro_batch, parameter_bytes, prompt_tokens_of
-from mmrl.memory_activations import Micro, Precision, cache_bytes, logits_bytes, update_bytes
-from mmrl.optim import build_optimizer
 from mmrl.policy import attention_flash, attention_flex
 from mmrl.policy.attention import ATTENTIONS, set_attention
 from mmrl.policy.encode import Prompt
@@ -26,7 +26,7 @@ from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
-from mmrl.shapes import config_of, meta_model, shape_config
+from mmrl.training.optim import build_optimizer
 from tests.engine_kit import REPO, config_file, small_run
 from tests.fast_kit import first_fast
 
@@ -315,7 +315,7 @@ def test_a_run_says_what_it_needs_before_it_starts(folders: Any, tmp_path: Path)
 
 def test_a_run_that_does_not_fit_its_device_is_warned(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("mmrl.memory.device_memory", lambda config: ("cpu", 10.0 * 2**20))
+    monkeypatch.setattr("mmrl.diagnostics.memory.device_memory", lambda config: ("cpu", 10.0 * 2**20))
     announce_memory(run_of(folders("qwen2_5_vl"), {}), lambda text, style: said.append(f"{style}:{text}"))
     assert said[1].startswith("yellow:memory: about") and "out of memory" in said[1]
 

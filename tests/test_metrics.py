@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from mmrl.algorithms import LossStats
-from mmrl.metrics import completion_records, step_metrics
-from mmrl.schedule import StepTally
+from mmrl.rollout.schedule import StepTally
 from mmrl.training.learner import SourceStats, UpdateResult
+from mmrl.training.metrics import completion_records, step_metrics
 from mmrl.types import Rollout, RolloutGroup, Sample, Score, StopReason, Turn
 
 

@@ -88,12 +88,12 @@ def test_the_modules_and_tests_exist() -> None:
 
 def test_each_module_is_recorded_when_it_is_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that is ended keeps what it found, and beside it what another run has recorded meanwhile."""
-    recorded: dict[str, Any] = {"mmrl/manifest.py": "of another run"}
+    recorded: dict[str, Any] = {"mmrl/policy/manifest.py": "of another run"}
 
     def judged(zygotes: Any, module: str, found: Any, tests: Any) -> list[Any]:
-        if module == "mmrl/scoring.py":
+        if module == "mmrl/workers/scoring.py":
             raise KeyboardInterrupt
-        recorded["mmrl/checkpoint.py"] = "recorded meanwhile"
+        recorded["mmrl/training/checkpoint.py"] = "recorded meanwhile"
         return []
 
     def write(name: str, value: dict[str, Any], *libraries: str) -> str:
@@ -104,8 +104,8 @@ def test_each_module_is_recorded_when_it_is_done(monkeypatch: pytest.MonkeyPatch
                            ("mutants", lambda *_: []), ("judge", judged), ("_recorded", lambda: dict(recorded)),
                            ("write_results", write)):
         monkeypatch.setattr(mutation_score, name, stand_in)
-    monkeypatch.setattr(sys, "argv", ["mutation_score", "--only", "mmrl/alarms.py", "--only", "mmrl/scoring.py"])
+    monkeypatch.setattr(sys, "argv", ["mutation_score", "--only", "mmrl/training/alarms.py", "--only", "mmrl/workers/scoring.py"])
     with pytest.raises(KeyboardInterrupt):
         mutation_score.main()
-    assert recorded["mmrl/alarms.py"]["mutants"] == 0 and "mmrl/scoring.py" not in recorded
-    assert recorded["mmrl/manifest.py"] == "of another run" and recorded["mmrl/checkpoint.py"] == "recorded meanwhile"
+    assert recorded["mmrl/training/alarms.py"]["mutants"] == 0 and "mmrl/workers/scoring.py" not in recorded
+    assert recorded["mmrl/policy/manifest.py"] == "of another run" and recorded["mmrl/training/checkpoint.py"] == "recorded meanwhile"

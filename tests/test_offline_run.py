@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from mmrl.algorithms.group_rewards import contrast_bonuses
 from mmrl.cli.run import train_command
 from mmrl.config import DataSource, load_config
-from mmrl.credit import accuracy_level
-from mmrl.data import LoadedSource, load_sources
+from mmrl.data.demonstrations import Demonstrations, check_demonstrations, demonstrations
+from mmrl.data.pass_rates import read_pass_rates
+from mmrl.data.sources import LoadedSource, load_sources
 from mmrl.errors import ConfigError, DataError
-from mmrl.group_rewards import contrast_bonuses
-from mmrl.offline import Demonstrations, check_demonstrations, demonstrations
-from mmrl.pass_rates import read_pass_rates
-from mmrl.trainer import Trainer
+from mmrl.training.credit import accuracy_level
+from mmrl.training.trainer import Trainer
 from mmrl.types import RewardContext, Rollout, Sample, Score, StopReason
 from tests.album_task import Album
 from tests.engine_kit import config_file, policy, read_jsonl, small_run, weights_of
@@ -180,8 +180,8 @@ def test_only_when_failing_leaves_solved_groups_alone(tmp_path: Path) -> None:
 
 def with_scorer(made: Trainer) -> None:
     """The schedule of a trainer, without its loop."""
-    from mmrl.schedule import SerialSchedule
-    from mmrl.scoring import Scorer
+    from mmrl.rollout.schedule import SerialSchedule
+    from mmrl.workers.scoring import Scorer
 
     rollouts = made.rollouts
     if not hasattr(rollouts, "schedule"):

@@ -17,11 +17,11 @@ from mmrl.errors import ConfigError, DataError, RegistryError
 from mmrl.evaluation.rescore import rescore, summary_rows, write_rescored
 from mmrl.policy.tiny import TinySpec, build_tiny
 from mmrl.registry import task_from_spec
-from mmrl.runlog import rollout_rows
-from mmrl.scoring import ScoreJob, Scorer
 from mmrl.tasks.scenes import make_scenes
-from mmrl.trainer import Trainer
+from mmrl.training.runlog import rollout_rows
+from mmrl.training.trainer import Trainer
 from mmrl.types import ImageSize, RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
+from mmrl.workers.scoring import ScoreJob, Scorer
 
 # A reward of everything a reward may look at, so that a context which is not quite the logged one shows.
 WITNESS = '''

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from mmrl.alarms import Alarm
 from mmrl.config import OperationsConfig
+from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, MissingExtraError
 from mmrl.operations import lock as lock_module
 from mmrl.operations.interrupts import Interrupted, Interrupts
 from mmrl.operations.lock import RunLock
 from mmrl.operations.prometheus import ALARMS, RunCollector, metric_name, metrics_endpoint
 from mmrl.operations.restart import resumes
-from mmrl.world import World
+from mmrl.training.alarms import Alarm
 from tests.engine_kit import ENVIRONMENT, REPO
 from tests.fast_kit import first_fast
 
@@ -245,7 +245,7 @@ def test_a_signal_ends_the_run_after_a_whole_step_with_its_checkpoint(number: si
 TWICE = """
 import sys
 from mmrl.operations.interrupts import Interrupted, Interrupts
-from mmrl.world import World
+from mmrl.distributed.world import World
 try:
     with Interrupts(600) as interrupts:
         print("step", flush=True)

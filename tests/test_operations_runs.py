@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from mmrl.config import load_config
 from mmrl.errors import ConfigError
 from mmrl.operations.interrupts import Interrupted
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from scripts.torture_resume import differences
 from tests.engine_kit import ENVIRONMENT, REPO, album_data, config_file, picture, read_jsonl, small_run, start_cli
 from tests.robot_kit import config_of, saved_vla

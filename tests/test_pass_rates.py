@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mmrl.config import DataSource, PassRateConfig, load_config
-from mmrl.data import load_sources, skipped_report, write_skipped
+from mmrl.data.pass_rates import filter_by_rate, read_pass_rates
+from mmrl.data.sources import load_sources, skipped_report, write_skipped
 from mmrl.errors import ConfigError, DataError
-from mmrl.pass_rates import filter_by_rate, read_pass_rates
 from mmrl.types import Sample
 from tests.engine_kit import REPO
 

@@ -16,9 +16,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmrl.diagnostics.timeline import Timeline
 from mmrl.errors import ConfigError, MMRLError
-from mmrl.pipeline import Closed, IteratorSource, Outcome, Pipeline, PipelineSettings
-from mmrl.timeline import Timeline
+from mmrl.training.pipeline import Closed, IteratorSource, Outcome, Pipeline, PipelineSettings
 from tests.pipeline_kit import Arena, Episode, SmallLearner
 
 STEPS = 5

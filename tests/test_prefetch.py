@@ -19,11 +19,11 @@ from mmrl.config import RunConfig, load_config
 from mmrl.errors import ConfigError, MediaError, MMRLError
 from mmrl.evaluation.evaluate import EvalSettings, Evaluation, evaluate
 from mmrl.policy.policy import Policy
-from mmrl.prefetch import Ahead, Media, Prefetcher, media_of
 from mmrl.rollout import PrefillOnceEngine, SamplingSettings
-from mmrl.scoring import Scorer
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from mmrl.types import Sample
+from mmrl.workers.prefetch import Ahead, Media, Prefetcher, media_of
+from mmrl.workers.scoring import Scorer
 from tests.clip_kit import VIDEO, Deadly, broken_clip, cached_policy, clip_sample, loaded, make_clip
 from tests.engine_kit import ENVIRONMENT, REPO, picture, read_jsonl, small_run
 
@@ -209,7 +209,7 @@ PARENT = """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
     import sys, time
     from pathlib import Path
-    from mmrl.prefetch import Media, Prefetcher
+    from mmrl.workers.prefetch import Media, Prefetcher
     from tests.clip_kit import Deadly, cached_policy, make_clip
     if __name__ == "__main__":
         folder = Path(sys.argv[1])

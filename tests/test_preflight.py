@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from mmrl.config import EvalConfig, load_config
-from mmrl.data import load_sources
+from mmrl.data.sources import load_sources
 from mmrl.errors import ConfigError, MissingExtraError, install_command
-from mmrl.preflight import best_metric, check_model_folder, measured_by
-from mmrl.trainer import Trainer
+from mmrl.training.preflight import best_metric, check_model_folder, measured_by
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import ALBUM, REPO, album_data, config_file, picture, read_jsonl, small_run, tiny_folder
 from tests.robot_kit import config_of, saved_vla
 
@@ -174,7 +174,7 @@ def test_the_estimate_of_memory_is_said_after_what_is_wrong(tmp_path: Path, data
 
 @pytest.mark.parametrize(("samples", "chosen"), [(2, "sampled/success_once"), (0, "greedy/success_once")])
 def test_robots_are_judged_by_their_success(samples: int, chosen: str, tmp_path: Path) -> None:
-    from mmrl.trainer import Trainer
+    from mmrl.training.trainer import Trainer
 
     model = saved_vla(tmp_path)
     config = config_of(model, f"dir={tmp_path}", f"eval.samples={samples}", "eval.best_metric=null")

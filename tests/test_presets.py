@@ -8,9 +8,9 @@ import pytest
 
 from mmrl.cli.run import run_config
 from mmrl.config import load_config
+from mmrl.config.presets import preset_names, read_preset
+from mmrl.diagnostics.memory import estimate
 from mmrl.errors import ConfigError
-from mmrl.memory import estimate
-from mmrl.presets import preset_names, read_preset
 from scripts.estimate_presets import rows_of
 from tests.engine_kit import REPO
 

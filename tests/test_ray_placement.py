@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mmrl.cluster.objects import absolute
-from mmrl.cluster.placement import Demand, Node, Placement, check, eligible, place_of
-from mmrl.cluster.run import check_prompt_workers, local_processes, prompt_demands, run_cluster, simulator_demand
-from mmrl.cluster.session import Cluster, code_paths, ending
 from mmrl.config import EngineConfig, RayConfig, RewardConfig, RunConfig, VLLMConfig
+from mmrl.distributed.cluster.objects import absolute
+from mmrl.distributed.cluster.placement import Demand, Node, Placement, check, eligible, place_of
+from mmrl.distributed.cluster.run import check_prompt_workers, local_processes, prompt_demands, run_cluster, simulator_demand
+from mmrl.distributed.cluster.session import Cluster, code_paths, ending
 from mmrl.errors import ConfigError, MissingExtraError
 from tests.engine_kit import REPO
 

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.cluster.objects import MediaStore, shares, tensors_of
-from mmrl.cluster.placement import ClusterError, Demand
-from mmrl.cluster.rewards import RayScorer
-from mmrl.cluster.rollout import RemoteRollout
-from mmrl.cluster.session import Cluster
 from mmrl.config import RunConfig, load_config
+from mmrl.distributed.cluster.objects import MediaStore, shares, tensors_of
+from mmrl.distributed.cluster.placement import ClusterError, Demand
+from mmrl.distributed.cluster.rewards import RayScorer
+from mmrl.distributed.cluster.rollout import RemoteRollout
+from mmrl.distributed.cluster.session import Cluster
 from mmrl.errors import RewardError
 from mmrl.policy.policy import Policy
 from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
-from mmrl.scoring import Scorer
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from mmrl.types import Turn
+from mmrl.workers.scoring import Scorer
 from tests.engine_kit import (
     ALBUM,
     Album,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mmrl.cluster.group import ActorGroup
-from mmrl.cluster.placement import ClusterError, Demand
-from mmrl.cluster.session import Cluster
 from mmrl.config import RayConfig
+from mmrl.distributed.cluster.group import ActorGroup
+from mmrl.distributed.cluster.placement import ClusterError, Demand
+from mmrl.distributed.cluster.session import Cluster
 from mmrl.errors import ConfigError
 from tests.ray_kit import eventually, services
 

@@ -67,7 +67,7 @@ def test_a_missing_result_is_said(name: str, tmp_path: Path, monkeypatch: pytest
 
 
 def test_example_task_in_the_readme_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mmrl.conformance import check_task
+    from mmrl.diagnostics.conformance import check_task
 
     code = re.search(r"```python\n# parity.py\n(.*?)```", README, re.DOTALL)
     assert code is not None

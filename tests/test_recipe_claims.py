@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from mmrl.advice import remarks
 from mmrl.config import ADVANTAGE_SCALES, RunConfig, load_config
-from mmrl.credit import Credit
+from mmrl.distributed.world import World
 from mmrl.registry import task_from_spec
 from mmrl.robotics.config import load_embodied
+from mmrl.training.advice import remarks
+from mmrl.training.credit import Credit
 from mmrl.types import RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
-from mmrl.world import World
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RECIPES = {path.stem: path for path in sorted(CONFIGS.glob("*.yaml")) if "suites" not in path.stem}

@@ -10,7 +10,7 @@ import pytest
 
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, DataError
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from scripts.torture_resume import differences, torture
 from tests.engine_kit import ALBUM, album_data, config_file, picture, read_jsonl, small_run
 

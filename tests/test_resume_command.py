@@ -13,8 +13,8 @@ import pytest
 from mmrl.cli.resuming import resume_command, with_steps
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, RegistryError
-from mmrl.identity import extension_notes
-from mmrl.trainer import Trainer
+from mmrl.training.identity import extension_notes
+from mmrl.training.trainer import Trainer
 from scripts.torture_resume import differences
 from tests.engine_kit import REPO, album_data, config_file, picture, read_jsonl, small_run
 from tests.launch_kit import run_here

@@ -10,7 +10,7 @@ import pytest
 
 from mmrl.config import load_config
 from mmrl.tasks.scenes import make_scenes
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import REPO
 
 

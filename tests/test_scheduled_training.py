@@ -12,7 +12,7 @@ import torch
 from mmrl.config import load_config
 from mmrl.errors import ConfigError
 from mmrl.robotics.config import load_embodied
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import ALBUM, album_data, config_file, merge, picture, read_jsonl, small_run
 
 CLOCK = ("time/", "speed/", "memory/", "schedule/", "train/staleness")

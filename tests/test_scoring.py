@@ -11,8 +11,8 @@ import pytest
 from mmrl.coords import CoordFrame
 from mmrl.errors import RewardError
 from mmrl.registry import task_from_spec
-from mmrl.scoring import ScoreJob, Scorer, is_reward_failure
 from mmrl.types import RewardContext, Sample, Score
+from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure
 from tests.fast_kit import first_fast
 
 HOSTILE = '''

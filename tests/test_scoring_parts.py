@@ -1,4 +1,4 @@
-"""What a score may hold and when scores are sent: the parts of mmrl.scoring that need no process."""
+"""What a score may hold and when scores are sent: the parts of mmrl.workers.scoring that need no process."""
 from __future__ import annotations
 
 import math
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import mmrl.scoring as scoring
+import mmrl.workers.scoring as scoring
 from mmrl.registry import carried
-from mmrl.scoring import ScoreJob, Scorer, is_reward_failure, score_one
 from mmrl.task import Task
 from mmrl.types import Score
+from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure, score_one
 from tests.scoring_kit import Told, ending, jobs, scorer
 
 

@@ -1,5 +1,5 @@
-"""Which worker gets which job, and what becomes of jobs whose worker hangs, dies or babbles: mmrl.scoring's loop over threads that
-stand for its processes (tests/scoring_kit.py)."""
+"""Which worker gets which job, and what becomes of jobs whose worker hangs, dies or babbles: mmrl.workers.scoring's loop over
+threads that stand for its processes (tests/scoring_kit.py)."""
 from __future__ import annotations
 
 import os
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import mmrl.scoring as scoring
+import mmrl.workers.scoring as scoring
 from mmrl.errors import RewardError
-from mmrl.reward_pipe import GarbledError
-from mmrl.scoring import Scorer, is_reward_failure
 from mmrl.types import Score
+from mmrl.workers.reward_pipe import GarbledError
+from mmrl.workers.scoring import Scorer, is_reward_failure
 from tests.scoring_kit import PATIENCE_S, Told, ending, in_threads, jobs, scorer
 
 

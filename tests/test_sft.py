@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from mmrl.config import RunConfig, load_config
-from mmrl.data import PromptStream, load_sources
+from mmrl.data.sources import PromptStream, load_sources
 from mmrl.errors import DataError, NonFiniteError
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
-from mmrl.sft import gold_ids, run_sft
 from mmrl.tasks.scenes import make_scenes
+from mmrl.training.sft import gold_ids, run_sft
 from tests.clip_kit import VIDEO, broken_clip, cached_policy, make_clip
 from tests.engine_kit import album_data, cli, config_file, fresh_policy, picture, sample_with, small_run, weights_of
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from mmrl.config import RunConfig, load_config
-from mmrl.data import PromptStream, load_sources
-from mmrl.world import World
+from mmrl.data.sources import PromptStream, load_sources
+from mmrl.distributed.world import World
 from tests.clip_kit import VIDEO, clip
 from tests.engine_kit import config_file, fresh_policy, picture, small_run, tiny_folder, weights_of
 from tests.robot_kit import config_of, make_model

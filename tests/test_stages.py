@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrl.errors import ConfigError
-from mmrl.stages import Stages
-from mmrl.training_thread import FairLock
+from mmrl.rollout.stages import Stages
+from mmrl.training.training_thread import FairLock
 
 LIMIT_S = 20.0  # for what must come: a failure, never a hang
 

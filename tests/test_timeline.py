@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmrl.diagnostics.timeline import Span, Timeline, merged
 from mmrl.errors import ConfigError
-from mmrl.timeline import Span, Timeline, merged
 
 SPANS = st.lists(st.tuples(st.sampled_from(["render", "infer", "train"]), st.sampled_from(["a", "b"]), st.integers(0, 100),
                            st.integers(0, 30)), max_size=30)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.algorithms.group_rewards import training_rewards
 from mmrl.cli.main import main
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, MMRLError, RewardError
-from mmrl.group_rewards import training_rewards
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, Score, StopReason, Turn
 from tests.engine_kit import (
     ALBUM,

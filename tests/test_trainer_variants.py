@@ -11,7 +11,7 @@ import pytest
 
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, DataError, RewardError
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import REPO, config_file, merge, picture, read_jsonl, small_run, weights_of
 
 pytestmark = pytest.mark.slow  # each trains; kept out of `make check`, part of `make test`

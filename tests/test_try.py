@@ -12,10 +12,10 @@ import pytest
 
 from mmrl.algorithms import DynamicSampler, SamplerSettings
 from mmrl.config import load_config
+from mmrl.diagnostics.trial import expected_time, rounds_per_place, trial_overrides, try_out
 from mmrl.errors import ConfigError
 from mmrl.tasks.scenes import make_scenes
-from mmrl.trainer import Trainer
-from mmrl.trial import expected_time, rounds_per_place, trial_overrides, try_out
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import ALBUM, REPO, album_data, config_file, picture, read_jsonl, small_run
 from tests.robot_kit import config_of, saved_vla
 
@@ -134,7 +134,7 @@ def test_expected_times_grow_with_the_answers_of_a_step(tmp_path: Path) -> None:
 
 
 def test_robots_are_tried_too(tmp_path: Path) -> None:
-    from mmrl.trainer import Trainer
+    from mmrl.training.trainer import Trainer
 
     policy = saved_vla(tmp_path)
     run = config_of(policy, f"dir={tmp_path}", "schedule.kind=pipelined")
@@ -147,9 +147,9 @@ def test_robots_are_tried_too(tmp_path: Path) -> None:
 
 def test_what_native_would_have_read_is_told(tmp_path: Path) -> None:
     """Levels by the run's own task: read as it is, in a dialect, not at all."""
-    from mmrl.data import LoadedSource
+    from mmrl.data.sources import LoadedSource
+    from mmrl.diagnostics.trial import _levels
     from mmrl.registry import task_from_spec
-    from mmrl.trial import _levels
     from mmrl.types import Sample
 
     task = task_from_spec("numeric", {"answer_format": "bare"})

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from mmrl.versions import LIBRARIES, versions
+from mmrl.operations.versions import LIBRARIES, versions
 
 
 def test_versions_name_python_and_every_library_asked_for() -> None:
@@ -17,7 +17,7 @@ def test_versions_name_python_and_every_library_asked_for() -> None:
 
 
 def test_benchmarks_and_versions_leave_heavy_libraries_alone() -> None:
-    code = ("import sys, mmrl.versions, scripts._bench; mmrl.versions.versions(); "
+    code = ("import sys, mmrl.operations.versions, scripts._bench; mmrl.operations.versions.versions(); "
             "print({'torch', 'transformers'} & set(sys.modules))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

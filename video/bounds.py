@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass
 
 from mmrl.errors import MediaError
-from mmrl.media import MAX_PIXELS
 from mmrl.video.containers import most_frames
+from mmrl.video.media import MAX_PIXELS
 
 __all__ = ["ClipBounds", "bounds", "check_declared_frames", "check_frame_count",
            "check_stream_size", "container_options", "set_bounds"]

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from mmrl.errors import ConfigError, MediaError
-from mmrl.media import MAX_ASPECT_RATIO
+from mmrl.video.media import MAX_ASPECT_RATIO
 
 __all__ = ["VIDEO_MAX_TOKENS", "VIDEO_MIN_TOKENS", "frame_pixels", "resize_frames", "smart_resize"]
 

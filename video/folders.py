@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mmrl.errors import MediaError
-from mmrl.media import image_size, open_image
+from mmrl.video.media import image_size, open_image
 from mmrl.video.probing import ClipIndex, VideoInfo
 
 __all__ = ["index_folder", "read_picture"]
@@ -40,7 +40,7 @@ def index_folder(path: str, fps: float) -> ClipIndex:
     """The index of a folder of frames shown at `fps`. The size is the first picture's, as displayed (EXIF).
 
     Raises MediaError: empty (no picture), unsupported (a name without a number, two of the same number), truncated (a number
-    is missing), and those of mmrl.media.
+    is missing), and those of mmrl.video.media.
     """
     rows = _numbered(Path(path))
     numbers = np.array([number for number, _ in rows])

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import ConfigError, MediaError
-from mmrl.media import Orientation, image_size, open_image
 from mmrl.video.budget import frame_pixels, smart_resize
 from mmrl.video.decode import measure, read_clip
+from mmrl.video.media import Orientation, image_size, open_image
 from mmrl.video.pixels import ByteCodec, run_video_processor
 from mmrl.video.references import VideoSettings
 from mmrl.video.sampling import FrameSampling, sample_rate

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmrl.media import Orientation
 from mmrl.types import ImageSize, VideoSize
+from mmrl.video.media import Orientation
 from mmrl.video.sampling import FrameSampling
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Visual:
     sample_fps: float = 0.0
     sampling: FrameSampling | None = None
     change: Change = Change()
-    orientation: Orientation = "displayed"  # of a picture, see mmrl.media
+    orientation: Orientation = "displayed"  # of a picture, see mmrl.video.media
 
     @property
     def size(self) -> ImageSize | VideoSize:

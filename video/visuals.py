@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import CacheError, MediaError, MismatchError
-from mmrl.media import Orientation, open_image
 from mmrl.video.decode import read_clip
+from mmrl.video.media import Orientation, open_image
 from mmrl.video.memory import Memory
 from mmrl.video.pixels import flip_frames, permute_frames
 from mmrl.video.processing import Built, Processing, pixel_digest
@@ -89,7 +89,7 @@ class VisualCache(Processing):
     # references
 
     def image(self, path: str, overrides: Mapping[str, Any] | None = None) -> Visual:
-        """The picture at `path`; `overrides` may hold its orientation (mmrl.media). Raises MediaError."""
+        """The picture at `path`; `overrides` may hold its orientation (mmrl.video.media). Raises MediaError."""
         return self._reference("image", path, None, (overrides or {}).get("orientation", "displayed"))
 
     def frame(self, rgb_HWC: Any) -> Frame:

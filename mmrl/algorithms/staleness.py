@@ -1,4 +1,4 @@
-"""How samples of an older policy are weighed in an asynchronous schedule. (Which may be used at all: mmrl/pipeline.py.)
+"""How samples of an older policy are weighed in an asynchronous schedule. (Which may be used at all: mmrl/training/pipeline.py.)
 
 Try: python -c "import torch; from mmrl.algorithms import *; o = torch.ones(1)
 print(behave_weights(CorrectionSettings(), o, 0 * o))"

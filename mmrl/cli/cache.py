@@ -16,8 +16,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from mmrl.console import Console
 from mmrl.errors import ConfigError
+from mmrl.operations.console import Console
 
 __all__ = ["open_store", "prune_command", "stats_command", "verify_command"]
 

@@ -14,14 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mmrl.config import RunConfig, effective_threads, load_config
-from mmrl.console import Console
 from mmrl.errors import CacheError, ConfigError, MediaError, MMRLError
 from mmrl.files import json_line, write_text
+from mmrl.operations.console import Console
 
 if TYPE_CHECKING:
-    from mmrl.data import LoadedSource
-    from mmrl.prefetch import Media
+    from mmrl.data.sources import LoadedSource
     from mmrl.types import Sample
+    from mmrl.workers.prefetch import Media
 
 __all__ = ["build_command"]
 
@@ -35,7 +35,7 @@ def build_command(config: Path, overrides: list[str], workers: int | None, featu
     settings = _settings(config, overrides, workers)
     frozen = settings.data.cache.features and {"vision", "projector"} <= set(settings.model.freeze)
     from mmrl.cli.evaluation import print_skipped
-    from mmrl.data import load_sources
+    from mmrl.data.sources import load_sources
 
     data = settings.data
     sources = [source for configs, where in ((data.train, "data.train"), (data.eval, "data.eval"))
@@ -99,7 +99,7 @@ class _Builder:
 
     def run(self, sources: Sequence[LoadedSource], bar: Progress) -> None:
         """Prepare every picture and clip once; one that fails is noted for each sample that shows it."""
-        from mmrl.prefetch import prefetching
+        from mmrl.workers.prefetch import prefetching
 
         samples = [sample for source in sources for sample in source.samples]
         media = dict.fromkeys(m for _, m in _media(samples))
@@ -124,7 +124,7 @@ class _Builder:
                                       "reason": str(error)})
 
     def _prepare(self, media: Media) -> str:
-        from mmrl.prefetch import prepare
+        from mmrl.workers.prefetch import prepare
 
         return prepare(self.visuals, media)
 
@@ -156,7 +156,7 @@ class _Builder:
 
 
 def _media(samples: Sequence[Sample]) -> Iterator[tuple[Sample, Media]]:
-    from mmrl.prefetch import media_of
+    from mmrl.workers.prefetch import media_of
 
     return ((sample, one) for sample in samples for one in media_of(sample))
 

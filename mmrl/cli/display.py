@@ -18,8 +18,8 @@ from typing import Any
 from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
-from mmrl.console import Console
-from mmrl.diagnosis import signal_share
+from mmrl.diagnostics.diagnosis import signal_share
+from mmrl.operations.console import Console
 
 __all__ = ["LINE_S", "Display", "Part", "clock", "fit_parts", "step_parts"]
 

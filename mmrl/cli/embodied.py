@@ -16,8 +16,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.console import Console
 from mmrl.errors import ConfigError, did_you_mean
+from mmrl.operations.console import Console
 
 __all__ = ["acting_suites", "is_vla", "list_robot_suites", "policy_command_suites", "robot_book", "robot_suites_command"]
 

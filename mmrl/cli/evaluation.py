@@ -13,17 +13,17 @@ from rich.table import Table
 
 from mmrl.cli.embodied import acting_suites, is_vla, list_robot_suites, robot_book, robot_suites_command
 from mmrl.config import DataSource, RunConfig, effective_threads
-from mmrl.console import Console
+from mmrl.config.trust import checkpoint_settings, no_new_code
 from mmrl.errors import ConfigError
-from mmrl.manifest import check_loadable
-from mmrl.trust import checkpoint_settings, no_new_code
+from mmrl.operations.console import Console
+from mmrl.policy.manifest import check_loadable
 
 if TYPE_CHECKING:
-    from mmrl.data import LoadedSource
+    from mmrl.data.sources import LoadedSource
     from mmrl.evaluation.evaluate import Evaluation
     from mmrl.evaluation.suites import Suite, SuiteRow
     from mmrl.policy.policy import Policy
-    from mmrl.prefetch import Ahead
+    from mmrl.workers.prefetch import Ahead
 
 __all__ = ["choose", "eval_command", "list_suites", "print_skipped", "settings_of", "suites_command"]
 
@@ -31,7 +31,7 @@ _WIDTH = 120
 
 
 def settings_of(checkpoint: str, config: Path | None, overrides: list[str], trust_code: bool = False) -> RunConfig:
-    """`config`, else what the checkpoint's own settings may say (mmrl.trust); transformers is told to be quiet.
+    """`config`, else what the checkpoint's own settings may say (mmrl.config.trust); transformers is told to be quiet.
 
     Raises CheckpointError for a checkpoint that is not as it was saved.
     """
@@ -80,7 +80,7 @@ def _mapping(params: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def print_skipped(sources: Sequence[LoadedSource]) -> None:
     """One line per source whose reader left rows out, on request (counted by reason) or because they are broken; one more where
     rows that are used were adjusted."""
-    from mmrl.data import note_lines
+    from mmrl.data.sources import note_lines
 
     for source in sources:
         if source.skipped:
@@ -95,11 +95,11 @@ def print_skipped(sources: Sequence[LoadedSource]) -> None:
 def _evaluate(policy: Policy, config: RunConfig, sources: Sequence[LoadedSource], samples: int, folder: Path,
               protocol: Mapping[str, Any]) -> Evaluation:
     """Evaluate, run the official scorers, and write results, predictions, submissions and rejected rows."""
-    from mmrl.data import write_rejected
+    from mmrl.data.sources import write_rejected
     from mmrl.evaluation.evaluate import EvalSettings, evaluate, protocol_of, run_benchmarks, write_evaluation
     from mmrl.rollout import PrefillOnceEngine
-    from mmrl.schedule import sampling_settings
-    from mmrl.scoring import Scorer
+    from mmrl.rollout.schedule import sampling_settings
+    from mmrl.workers.scoring import Scorer
 
     settings = EvalSettings(sampling_settings(config), samples, config.seed, None, on_error=config.data.on_error,
                             protocol={**protocol_of(config), **protocol},
@@ -125,11 +125,11 @@ def eval_command(checkpoint: str, task: str, data: list[Path], out: Path | None,
         raise ConfigError(f"'{checkpoint}' acts (it has a vla.json): expected --suite with suites of simulated tasks, found --task "
                           "and --data, which ask for answers in text (mmrl eval --list-suites prints the suites)")
     base = settings_of(checkpoint, config, overrides, trust_code)
-    from mmrl.data import load_sources
+    from mmrl.data.sources import load_sources
     from mmrl.evaluation.suites import read_at
     from mmrl.policy.loading import load_policy
-    from mmrl.prefetch import prefetching
     from mmrl.registry import resolve_task
+    from mmrl.workers.prefetch import prefetching
 
     resolve_task(task)  # the user's own word, before the checkpoint has one
     params = _taught(base, task)
@@ -244,7 +244,7 @@ def suites_command(checkpoint: str, wanted: str, suites: Path | None, data_root:
     chosen = load_suites(suites).select(wanted)
     check_files(chosen, data_root)
     base = settings_of(checkpoint, config, overrides, trust_code)
-    from mmrl.data import load_sources
+    from mmrl.data.sources import load_sources
     from mmrl.policy.loading import load_policy
     from mmrl.registry import task_from_spec
 
@@ -285,7 +285,7 @@ def _workers(stack: ExitStack, policy: Policy, base: RunConfig, settings: Mappin
     """Media workers of all suites, which know all samples from the beginning: one suite's last answers are written while the
     next one's clips are decoded."""
     from mmrl.policy.loading import build_visuals
-    from mmrl.prefetch import prefetching
+    from mmrl.workers.prefetch import prefetching
 
     visuals = [build_visuals(policy.processor, s.data) for s in settings.values()] if base.data.workers else [None] * len(settings)
     workers = dict(zip(settings, stack.enter_context(prefetching(base.data, visuals)), strict=True))
@@ -313,8 +313,8 @@ def _one_suite(policy: Policy, config: RunConfig, name: str, suite: Suite, sourc
 
 def _write_suites(rows: Sequence[SuiteRow], suites: Mapping[str, Suite], checkpoint: str, folder: Path) -> None:
     from mmrl.evaluation.suites import markdown
-    from mmrl.runlog import write_json
-    from mmrl.versions import versions
+    from mmrl.operations.versions import versions
+    from mmrl.training.runlog import write_json
 
     write_json(folder / "suites.json", {"checkpoint": checkpoint, "suites": [row.as_dict() for row in rows],
                                         "protocols": {row.suite: suites[row.suite].model_dump() for row in rows},

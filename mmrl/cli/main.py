@@ -19,7 +19,7 @@ import typer
 from mmrl.cli.serve_options import TrustCode, serve
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.files import storage_error
-from mmrl.terminal import show_controls
+from mmrl.operations.terminal import show_controls
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
                   help="Reinforcement fine-tuning of vision-language models and vision-language-action policies.")
@@ -27,7 +27,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_comp
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from mmrl.versions import versions
+        from mmrl.operations.versions import versions
 
         typer.echo(f"mmrl {versions()['mmrl']} ({Path(__file__).resolve().parents[2]}), Python {versions()['python']}")
         raise typer.Exit
@@ -217,7 +217,7 @@ def show_config(config: Annotated[Path | None, typer.Argument(help="configuratio
 @app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False) -> None:
     """Say what this machine can do, and how to mend what is missing."""
-    from mmrl.doctor import main as run
+    from mmrl.diagnostics.doctor import main as run
 
     raise typer.Exit(run(["--json"] if as_json else []))
 

@@ -8,9 +8,9 @@ import typer
 from rich.table import Table
 
 from mmrl.cli.run import run_config
-from mmrl.console import Console
-from mmrl.memory import device_memory, estimate
-from mmrl.presets import read_preset
+from mmrl.config.presets import read_preset
+from mmrl.diagnostics.memory import device_memory, estimate
+from mmrl.operations.console import Console
 
 __all__ = ["memory_command"]
 

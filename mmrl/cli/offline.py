@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmrl.config import load_config, parse_overrides
-from mmrl.console import Console
+from mmrl.operations.console import Console
 
 if TYPE_CHECKING:
-    from mmrl.conformance import Conformance
+    from mmrl.diagnostics.conformance import Conformance
     from mmrl.evaluation.rescore import Rescored
 
 __all__ = ["check_all_command", "check_command", "list_command", "score_command"]
@@ -53,7 +53,7 @@ def check_command(name: str, data: Path | None, model: str | None, param: list[s
     settings = load_config(config) if config is not None else None
     import transformers
 
-    from mmrl.conformance import check_task
+    from mmrl.diagnostics.conformance import check_task
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -70,7 +70,7 @@ def check_all_command(name: str, data: Path | None, model: str | None, param: li
     settings = load_config(config) if config is not None else None
     import transformers
 
-    from mmrl.check_rows import ERRORS, check_rows
+    from mmrl.diagnostics.check_rows import ERRORS, check_rows
 
     transformers.utils.logging.set_verbosity_error()
     result = check_rows(name, data, model=model, params=parse_overrides(param), out=out, config=settings)
@@ -90,7 +90,7 @@ def check_all_command(name: str, data: Path | None, model: str | None, param: li
 
 
 def _print_check(result: Conformance, console: Console, out: Path) -> None:
-    from mmrl._conformance_levels import level_lines
+    from mmrl.diagnostics._conformance_levels import level_lines
 
     console.print(f"task {escape(result.task)}: {result.samples} samples")
     table = Table()

@@ -9,9 +9,9 @@ import typer
 
 from mmrl.cli.run import run_config, train_command
 from mmrl.config import RunConfig
+from mmrl.config.trust import no_new_code
 from mmrl.errors import ConfigError, RegistryError
-from mmrl.identity import check_identity, run_identity
-from mmrl.trust import no_new_code
+from mmrl.training.identity import check_identity, run_identity
 
 __all__ = ["resume_command", "with_steps"]
 
@@ -20,7 +20,7 @@ def resume_command(run: Path, overrides: list[str], *, quiet: bool, trust_code: 
     """Train on in the folder `run`; returns it. `overrides` may change what run_identity leaves out, and train.steps to more:
     train.steps=700, or train.steps=+200 for 200 more than it has now. Raises ConfigError for anything else, with the list.
 
-    The configuration was found in the folder: code that it names is imported only with `trust_code` (mmrl.trust).
+    The configuration was found in the folder: code that it names is imported only with `trust_code` (mmrl.config.trust).
     """
     run = run.resolve()
     file = run / "config.yaml"

@@ -17,15 +17,15 @@ from rich.table import Table
 
 from mmrl.cli.display import Display, Part, step_parts
 from mmrl.config import RunConfig, effective_threads, load_config
-from mmrl.console import Console
-from mmrl.diagnosis import trained
+from mmrl.config.presets import read_preset
+from mmrl.diagnostics.diagnosis import trained
 from mmrl.errors import MMRLError
 from mmrl.files import optional
+from mmrl.operations.console import Console
 from mmrl.operations.restart import resume_command_of
-from mmrl.presets import read_preset
 
 if TYPE_CHECKING:
-    from mmrl.world import World
+    from mmrl.distributed.world import World
 
 __all__ = ["is_embodied", "quieten", "results_table", "run_config", "sft_command", "train_command"]
 
@@ -35,7 +35,7 @@ _RATES = {"success_once": "success rate", "success_at_end": "success at end"}
 def run_config(path: Path, overrides: list[str], preset: str | None = None) -> RunConfig:
     """The configuration of a file: embodied where it has an `env` section (the engine imports robotics by name only).
 
-    A `preset` is laid over the file and under the overrides (mmrl/presets.py).
+    A `preset` is laid over the file and under the overrides (mmrl/config/presets.py).
     """
     if preset is not None:
         overrides = [*read_preset(preset).overrides, *overrides]
@@ -67,7 +67,7 @@ def run_training(settings: RunConfig, *, resume: bool | Literal["auto"], overwri
     """Train with a display, then write the report; returns the last step's row. `quiet`: only warnings, errors and the
     results at the end; `silent`: nothing. `on_event` is told what the trainer tells."""
     quieten(settings)
-    from mmrl.trainer import Trainer
+    from mmrl.training.trainer import Trainer
 
     display = Display(settings.train.steps, quiet or silent)
     told = _Teller(settings, display, on_event)
@@ -112,7 +112,7 @@ class _Teller:
             self.on_event(kind, payload)
 
     def _checked(self, payload: Any) -> None:
-        from mmrl.memory import announce_memory
+        from mmrl.diagnostics.memory import announce_memory
 
         announce_memory(self.settings, self.display.say)
 
@@ -267,9 +267,9 @@ def sft_command(config: Path, overrides: list[str], out: Path, *, quiet: bool) -
     quieten(settings)
     import torch
 
-    from mmrl.engines import accelerator_options, train_engine_name
-    from mmrl.sft import supervised
-    from mmrl.world import World
+    from mmrl.distributed.engines import accelerator_options, train_engine_name
+    from mmrl.distributed.world import World
+    from mmrl.training.sft import supervised
 
     if (threads := effective_threads(settings)) is not None:
         torch.set_num_threads(threads)
@@ -289,7 +289,7 @@ def _loss_parts(m: Mapping[str, float]) -> list[Part]:
 def _sft(settings: RunConfig, out: Path, quiet: bool, world: World) -> None:
     """Train on the gold answers of the data, save the policy and a list of samples that could not be read."""
     from mmrl.policy.loading import load_policy
-    from mmrl.sft import run_sft
+    from mmrl.training.sft import run_sft
 
     with world.telling():
         policy = load_policy(settings.model, settings.data, device=world.device)

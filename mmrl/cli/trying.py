@@ -10,8 +10,8 @@ import typer
 
 from mmrl.cli.display import clock
 from mmrl.cli.run import quieten, run_config
+from mmrl.diagnostics.trial import BINS, Trial, rollout_seconds, trial_overrides, try_out
 from mmrl.errors import ConfigError
-from mmrl.trial import BINS, Trial, rollout_seconds, trial_overrides, try_out
 
 __all__ = ["LEARNS_NOTHING", "try_command", "trial_lines"]
 
@@ -27,7 +27,7 @@ def try_command(config: Path, overrides: list[str], prompts: int, samples: int |
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("expected `mmrl try` in one process, found a launcher's; start it without torchrun")
-    from mmrl.trainer import Trainer
+    from mmrl.training.trainer import Trainer
 
     run = run_config(config, overrides, preset)
     folder = out or Path("runs") / "try" / run.name
@@ -37,7 +37,7 @@ def try_command(config: Path, overrides: list[str], prompts: int, samples: int |
 
     def told(kind: str, payload: Any) -> None:
         if kind == "checked":
-            from mmrl.memory import announce_memory
+            from mmrl.diagnostics.memory import announce_memory
 
             announce_memory(run, lambda text, style: typer.secho(text, err=True, fg=style or None))
             typer.secho(f"asking {run.model.path} {prompts} prompts, {samples} answers each ...", err=True)

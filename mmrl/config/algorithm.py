@@ -117,9 +117,9 @@ class EntropyConfig(_Section):
 
 
 class FilterConfig(_Section):
-    """How dynamic sampling tells groups with signal from those without (mmrl/group_rewards.py, group_outcome): values of the key
-    differ inside the group, and their mean lies between the bounds. Neither the overlong penalty nor the contrast bonus counts:
-    a group that differs in length alone teaches nothing of its task."""
+    """How dynamic sampling tells groups with signal from those without (mmrl/algorithms/group_rewards.py, group_outcome): values of
+    the key differ inside the group, and their mean lies between the bounds. Neither the overlong penalty nor the contrast bonus
+    counts: a group that differs in length alone teaches nothing of its task."""
 
     key: str = "accuracy"
     """A reward part, or `reward` for the whole reward. accuracy: the whole reward where a task has no such part (DAPO; verl's

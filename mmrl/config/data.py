@@ -201,7 +201,7 @@ class DataConfig(_Section):
     video: VideoConfig = VideoConfig()
     cache: CacheConfig = CacheConfig()
     workers: int = Field(0, ge=0)
-    """Processes that prepare media ahead of time (mmrl/prefetch.py); they need cache.dir."""
+    """Processes that prepare media ahead of time (mmrl/workers/prefetch.py); they need cache.dir."""
     media_timeout_s: float = Field(300.0, gt=0)
     """Seconds for one picture or clip in a worker; beyond it the clip has failed."""
     prompt_cache_gib: float = Field(1.0, ge=0)

@@ -78,7 +78,7 @@ class DeepSpeedConfig(_Section):
 
 
 class RayConfig(_Section):
-    """Ray (engine.workers ray): where simulators, reward workers and rollout engines run (mmrl/cluster/)."""
+    """Ray (engine.workers ray): where simulators, reward workers and rollout engines run (mmrl/distributed/cluster/)."""
 
     address: str | None = None
     """host:port, or auto, of a cluster that this machine is a node of; null: a cluster of this machine alone."""

@@ -20,25 +20,25 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mmrl.algorithms.group_rewards import score_origin
 from mmrl.config import RunConfig
-from mmrl.data import LoadedSource, stop_at_broken_media
+from mmrl.data.sources import LoadedSource, stop_at_broken_media
+from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
 from mmrl.evaluation.official import run_benchmarks
 from mmrl.evaluation.tables import ALWAYS, Group, group_of, measured_metrics, summarize, value_of
 from mmrl.evaluation.views import MODE, view_gaps
 from mmrl.files import json_line, write_text
-from mmrl.group_rewards import score_origin
+from mmrl.operations.versions import versions
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, RolloutEngine, SamplingSettings
 from mmrl.rollout.episodes import Episode, begin, play
-from mmrl.runlog import write_json
-from mmrl.scoring import ScoreJob, Scorer
+from mmrl.rollout.views import changed_prompt
 from mmrl.task import Task
+from mmrl.training.runlog import write_json
 from mmrl.types import RewardContext, Sample, Score, StopReason
-from mmrl.versions import versions
-from mmrl.views import changed_prompt
-from mmrl.world import World
+from mmrl.workers.scoring import ScoreJob, Scorer
 
 __all__ = ["EvalSettings", "Evaluation", "evaluate", "flat_metrics", "protocol_of", "run_benchmarks", "write_evaluation"]
 
@@ -57,7 +57,7 @@ class EvalSettings:
     greedy: bool = True
     protocol: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what else can change the numbers
     on_error: str = "record"  # 'raise': a picture or clip that cannot be read ends the evaluation; else it scores 0
-    views: Sequence[str] = ()  # of mmrl.views.VIEWS, each asked of every sample that it changes
+    views: Sequence[str] = ()  # of mmrl.rollout.views.VIEWS, each asked of every sample that it changes
 
 
 @dataclasses.dataclass

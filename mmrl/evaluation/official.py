@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrl.data import LoadedSource
+from mmrl.data.sources import LoadedSource
 from mmrl.evaluation.tables import Group
 from mmrl.task import Task
 from mmrl.types import Sample, Score

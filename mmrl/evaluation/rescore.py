@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrl.bounds import lines_bounded
 from mmrl.config import merge
+from mmrl.config.trust import no_new_code, params_found
 from mmrl.coords import CoordFrame
+from mmrl.data.bounds import lines_bounded
 from mmrl.errors import ConfigError, DataError, MMRLError, RegistryError
 from mmrl.files import json_line, write_text
 from mmrl.registry import resolve_task, task_from_spec
-from mmrl.scoring import ScoreJob, Scorer
 from mmrl.task import Task
-from mmrl.trust import no_new_code, params_found
 from mmrl.types import ImageSize, RewardContext, Sample, Score, StopReason, VideoSize
+from mmrl.workers.scoring import ScoreJob, Scorer
 
 __all__ = ["BrokenLine", "Rescored", "RescoredRow", "logged_context", "logged_sample", "rescore", "summary_rows", "write_rescored"]
 
@@ -212,7 +212,7 @@ def rescore(path: str | Path, task: str | None = None, params: Mapping[str, Any]
     ConfigError when no line's task can be made, or one refuses what was given.
 
     A log may come from a stranger: its lines name tasks that are built in, installed, or given as `task`, and parameters that
-    are no folders or hosts (mmrl.trust); with `trust_code` they name any.
+    are no folders or hosts (mmrl.config.trust); with `trust_code` they name any.
     """
     logged, broken = _read(Path(path))
     if not logged:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmrl.data import LoadedSource
+from mmrl.data.sources import LoadedSource
 from mmrl.evaluation.stats import Estimate, describe, macro_estimate
 
 __all__ = ["ALWAYS", "Group", "group_of", "measured_metrics", "parts_of", "summarize", "value_of"]

@@ -2,10 +2,10 @@
 
     mmrl eval CHECKPOINT --task choice --data clips.jsonl "eval.views=[shuffle, question_only]"
 
-A view is asked of exactly the samples whose input it changes (mmrl.views.changed_prompt; the seed is the sample's). Its mean of the
-headline metric stands beside the plain mean over the same samples, with the paired gap plain - changed: near 0 when the policy
-answers without what the view takes away. Answers are greedy, or sampled with the noise of the plain ones where greedy is off.
-They are judged by the sizes and times of the plain prompt.
+A view is asked of exactly the samples whose input it changes (mmrl.rollout.views.changed_prompt; the seed is the sample's). Its
+mean of the headline metric stands beside the plain mean over the same samples, with the paired gap plain - changed: near 0 when the
+policy answers without what the view takes away. Answers are greedy, or sampled with the noise of the plain ones where greedy is
+off. They are judged by the sizes and times of the plain prompt.
 """
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mmrl.world import World
+    from mmrl.distributed.world import World
 
 __all__ = ["REPEAT_S", "SIGNALS", "Interrupted", "Interrupts"]
 

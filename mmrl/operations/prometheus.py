@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mmrl.config import OperationsConfig
-from mmrl.diagnosis import DIAGNOSES
+from mmrl.diagnostics.diagnosis import DIAGNOSES
 from mmrl.errors import ConfigError, MissingExtraError, install_command
 from mmrl.files import printable
 
@@ -28,7 +28,7 @@ __all__ = ["ALARMS", "RunCollector", "metric_name", "metrics_endpoint"]
 Listener = Callable[[str, Any], None]
 ALARMS = ("non_finite", "entropy_collapse", "reward_stuck", "logprob_gap", "prompts_failed", "task_failed", "checkpoint_failed",
           "checkpoint_damaged", "weight_sync", "never_trained", *DIAGNOSES)
-"""The names of mmrl.alarms."""
+"""The names of mmrl.training.alarms."""
 _LABELS = ("run", "rank")
 
 
@@ -50,7 +50,7 @@ class RunCollector:
         self._last = time.time()
 
     def hear(self, kind: str, payload: Any) -> None:
-        """Take in an event of mmrl.trainer.Trainer."""
+        """Take in an event of mmrl.training.trainer.Trainer."""
         with self._lock:
             if kind == "start":
                 self._total, self._row["step"] = payload["config"].train.steps, float(payload["step"])

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl.errors import CheckpointError, ConfigError
-from mmrl.manifest import has_manifest, problems
+from mmrl.policy.manifest import has_manifest, problems
 
 if TYPE_CHECKING:
-    from mmrl.checkpoint import Checkpoints
     from mmrl.config import RunConfig
-    from mmrl.world import World
+    from mmrl.distributed.world import World
+    from mmrl.training.checkpoint import Checkpoints
 
 __all__ = ["Resume", "Start", "agree_on_checkpoint", "find_start", "resume_command_of", "resumes", "sound_best"]
 

@@ -23,12 +23,12 @@ import torch
 
 from mmrl.errors import ConfigError, DataError
 from mmrl.files import check_text
-from mmrl.media import image_overrides, orientation_of
 from mmrl.task import Task, Template
 from mmrl.types import ImageSize, Sample, VideoSize
+from mmrl.video.media import image_overrides, orientation_of
 
 if TYPE_CHECKING:
-    from mmrl.prefetch import Ahead
+    from mmrl.workers.prefetch import Ahead
 
 __all__ = ["Encoder", "Prompt", "fingerprint", "picture_options"]
 

@@ -11,11 +11,11 @@ import torch
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, MissingExtraError, did_you_mean
-from mmrl.finite import check_loaded
-from mmrl.manifest import check_loadable
 from mmrl.policy.attention import check_attention, set_attention
 from mmrl.policy.batch_invariance import make_batch_invariant
 from mmrl.policy.encode import Encoder, picture_options
+from mmrl.policy.finite import check_loaded
+from mmrl.policy.manifest import check_loadable
 from mmrl.policy.policy import CRITIC_FOLDER, Policy
 from mmrl.policy.value_head import ValueHead
 from mmrl.task import Template

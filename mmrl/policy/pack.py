@@ -88,8 +88,8 @@ def pack_turns(prompts: Sequence[Prompt], tokens: Sequence[tuple[int, ...]]) -> 
 
 
 def idle_item(token: int) -> PackItem:
-    """The smallest prompt with a completion, for forwards that count for nothing (mmrl.engines.lockstep): one `token` and once more
-    that token; it must be one that can be sampled."""
+    """The smallest prompt with a completion, for forwards that count for nothing (mmrl.distributed.engines.lockstep): one `token`
+    and once more that token; it must be one that can be sampled."""
     ids_P = torch.tensor([token])
     return PackItem(Prompt(ids_P, torch.zeros_like(ids_P), torch.zeros(3, 1, dtype=torch.long), 1), ((token,),))
 

@@ -113,7 +113,7 @@ class Policy:
         self.model, self.processor, self.template, self.encoder = model, processor, template, encoder
         self.device, self.autocast_dtype = device, autocast
         self.version = 0
-        self.lockstep = False  # forwards are collective (mmrl.engines): each runs a trained vision tower exactly once
+        self.lockstep = False  # forwards are collective (mmrl.distributed.engines): each runs a trained vision tower exactly once
         self.reference_model = reference
         self.shared_prefix = True  # see `evaluate`
         self.value_head: ValueHead | None = None  # a critic's (mmrl.policy.loading.add_value_head)
@@ -141,7 +141,8 @@ class Policy:
 
     @property
     def heads(self) -> Mapping[str, torch.nn.Module]:
-        """What is trained beside the model: the critic's value head, where there is one (see mmrl.engines.base.Trained)."""
+        """What is trained beside the model: the critic's value head, where there is one (see
+        mmrl.distributed.engines.base.Trained)."""
         return {} if self.value_head is None else {"value_head": self.value_head}
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -267,7 +268,7 @@ class Policy:
         return np.ones(len(turn.token_ids), bool)
 
     def idle_turn(self) -> tuple[Prompt, tuple[int, ...]]:
-        """The smallest turn there is, for forwards that count for nothing (mmrl.engines.lockstep)."""
+        """The smallest turn there is, for forwards that count for nothing (mmrl.distributed.engines.lockstep)."""
         item = idle_item(self.eos_ids[0])
         return item.prompt, item.completions[0]
 

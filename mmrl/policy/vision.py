@@ -4,8 +4,8 @@ A frozen tower gives the same features in rollout, old and reference log-probs a
 visual and handed to the model in their place, Qwen3-VL's deepstack features included. The language model sees the same
 numbers either way.
 
-Where a trained model is sharded over processes (mmrl.engines), running the tower is collective, and a process whose texts come
-without pictures would wait for nobody: `joint_media_inputs` runs it exactly once whatever the texts hold.
+Where a trained model is sharded over processes (mmrl.distributed.engines), running the tower is collective, and a process whose
+texts come without pictures would wait for nobody: `joint_media_inputs` runs it exactly once whatever the texts hold.
 
 Legend: n patches, D values of a patch, H hidden width.
 """

@@ -2,7 +2,7 @@
 
     mmrl report runs/embodied        # the section appears where the run's folder holds timeline files
 
-A lane is a worker or thread, a bar is a stage at work. Written by mmrl.timeline; broken files are told, not fatal.
+A lane is a worker or thread, a bar is a stage at work. Written by mmrl.diagnostics.timeline; broken files are told, not fatal.
 """
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Run:
     alarms: list[dict[str, Any]] = field(default_factory=list)
     gallery: list[tuple[str | None, str]] = field(default_factory=list)
     """(source, id) of the prompts followed through training; source None (older runs) is any source."""
-    data: list[dict[str, Any]] = field(default_factory=list)  # one record per data file, see mmrl.data.skipped_report
+    data: list[dict[str, Any]] = field(default_factory=list)  # one record per data file, see mmrl.data.sources.skipped_report
     failures: list[dict[str, Any]] = field(default_factory=list)  # samples that could not be used at their step
     notes: list[str] = field(default_factory=list)
 

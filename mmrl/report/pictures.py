@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import MediaError
-from mmrl.media import ORIENTATION_PARAM, Orientation, open_image
 from mmrl.report.load import logged_path
 from mmrl.report.rows import boxes_of, labels_of, points_of
 from mmrl.report.text import esc
+from mmrl.video.media import ORIENTATION_PARAM, Orientation, open_image
 
 __all__ = ["Pictures", "box_group", "label_group", "overlay", "point_group"]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmrl.config import AlarmConfig
-from mmrl.diagnosis import signal_share
+from mmrl.diagnostics.diagnosis import signal_share
 from mmrl.report.charts import Line, bar_chart, line_chart, share_bar
 from mmrl.report.load import Run, Series, number
 from mmrl.report.text import esc, plural, short, span

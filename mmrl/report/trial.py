@@ -12,7 +12,7 @@ from mmrl.report.rollouts import rollouts
 from mmrl.report.text import esc
 
 if TYPE_CHECKING:
-    from mmrl.diagnosis import Finding
+    from mmrl.diagnostics.diagnosis import Finding
 
 __all__ = ["build_trial"]
 

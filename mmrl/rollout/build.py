@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 
 from mmrl.config import RunConfig
-from mmrl.data import LoadedSource
+from mmrl.data.sources import LoadedSource
+from mmrl.distributed.world import World
 from mmrl.policy.loading import device_and_precision
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import PrefillOnceEngine, RolloutEngine, SamplingSettings
 from mmrl.rollout.probe import PROBE_TOKENS
-from mmrl.world import World
 
 __all__ = ["build_rollout_engine", "dtype_of", "max_model_len", "vllm_dtype"]
 
@@ -57,7 +57,7 @@ def build_rollout_engine(config: RunConfig, policy: Policy, world: World, source
         made = module.VLLMSettings(config.model.path, vllm_dtype(policy), min(max_model_len(config), limit), settings.memory,
                                    settings.kv_cache_gib, settings.sleep, config.seed, settings.compare_weights)
         if actors := config.engine.ray.rollout_actors:
-            backend = importlib.import_module("mmrl.cluster.vllm").RemoteVLLM(made, actors)
+            backend = importlib.import_module("mmrl.distributed.cluster.vllm").RemoteVLLM(made, actors)
         else:
             backend = module.VLLMBackend(made)
     return vllm_engine.VLLMEngine(settings, policy, actor, world, backend, sources, config.seed)

@@ -23,9 +23,9 @@ from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
 from mmrl.rollout.engine import Request, RolloutEngine, SamplingSettings
-from mmrl.scoring import checked, failed
 from mmrl.task import Task, Template
 from mmrl.types import Rollout, Sample, Score, StopReason, Turn
+from mmrl.workers.scoring import checked, failed
 
 __all__ = ["Episode", "begin", "check_environments", "play"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mmrl.data import LoadedSource
+from mmrl.data.sources import LoadedSource
 from mmrl.errors import ConfigError, DataError, MediaError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import PackItem, pack

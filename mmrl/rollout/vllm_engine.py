@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from mmrl.config import VLLMConfig
-from mmrl.data import LoadedSource
+from mmrl.data.sources import LoadedSource
+from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, MMRLError, RolloutError, WeightSyncError
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Policy
@@ -28,7 +29,6 @@ from mmrl.rollout.probe import PROBE_TOKENS, Gap, choose_prompts, compare, train
 from mmrl.rollout.vllm_inputs import MissingMedia, WirePrompt, WireSampling, sample_seed, wire_prompt
 from mmrl.rollout.weights import SyncPlan, WeightSource
 from mmrl.types import StopReason, Turn
-from mmrl.world import World
 
 __all__ = ["Answering", "VLLMEngine", "check_sampling"]
 

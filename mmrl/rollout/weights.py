@@ -26,7 +26,7 @@ _ADAPTER = re.compile(r"(.*)\.(base_layer|lora_A\.default|lora_B\.default)\.(wei
 
 
 class WeightSource(Protocol):
-    """What a sync needs of a training engine (mmrl.engines.base.TrainEngine)."""
+    """What a sync needs of a training engine (mmrl.distributed.engines.base.TrainEngine)."""
 
     sharded: bool
 

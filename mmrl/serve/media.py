@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.errors import MediaError
-from mmrl.media import image_size
 from mmrl.serve.errors import RequestError
 from mmrl.serve.protocol import Media
+from mmrl.video.media import image_size
 
 __all__ = ["MediaRules", "check_picture", "file_of", "is_remote", "store"]
 

@@ -25,15 +25,15 @@ import numpy as np
 import torch
 
 from mmrl.algorithms import GAESettings, PPOSettings, gae_advantages, trainable, trajectory_in_loss
+from mmrl.algorithms.group_rewards import training_rewards, usable
 from mmrl.config import RunConfig
-from mmrl.credit import Credit
-from mmrl.group_rewards import training_rewards, usable
+from mmrl.distributed.world import World
 from mmrl.policy.loading import add_value_head
 from mmrl.policy.policy import Policy
+from mmrl.training.credit import Credit
 from mmrl.training.critic import CriticLoss, normalised
 from mmrl.training.sequences import RolloutTargets, TrainingSample, TrainingTurn
 from mmrl.types import Rollout, RolloutGroup, Sample, StopReason
-from mmrl.world import World
 
 __all__ = ["AnswerAdvantages", "add_critic", "judgement", "with_values"]
 

@@ -33,10 +33,10 @@ from mmrl.algorithms import (
     trainable,
     value_loss,
 )
+from mmrl.distributed.world import World
 from mmrl.policy.pack import within_budget
 from mmrl.training.sequences import RolloutTargets, TrainingTurn
 from mmrl.types import Rollout, RolloutGroup
-from mmrl.world import World
 
 __all__ = ["CriticAdvantages", "CriticLoss", "judge", "normalised"]
 

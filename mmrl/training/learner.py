@@ -11,8 +11,8 @@ In a run of several processes each trains on its own groups. Collective operatio
 everywhere and also where a process has no group. Where the engine's forwards are collective (sharded weights) processes agree on
 the number of micro-batches of an optimizer step beforehand, and who has fewer runs idle ones.
 
-Forwards, gradients and optimizer steps are the training engine's (mmrl.engines), what a turn's tokens are given and taken the
-policy's (`evaluate`), what rollouts are to learn the advantage estimator's (mmrl.credit, mmrl.training.critic).
+Forwards, gradients and optimizer steps are the training engine's (mmrl.distributed.engines), what a turn's tokens are given and
+taken the policy's (`evaluate`), what rollouts are to learn the advantage estimator's (mmrl.training.credit, mmrl.training.critic).
 
 Legend: N tokens of all turns of a micro-batch, M values of them (mmrl.policy.policy.Evaluated).
 """
@@ -38,19 +38,19 @@ from mmrl.algorithms import (
     trainable,
 )
 from mmrl.algorithms import trajectory_in_loss as rollout_in_loss
+from mmrl.algorithms.group_rewards import usable
+from mmrl.algorithms.offpolicy import OffPolicy
 from mmrl.config import RunConfig
-from mmrl.engines.base import Trained, TrainEngine
-from mmrl.engines.lockstep import Losses, agree
+from mmrl.distributed.engines.base import Trained, TrainEngine
+from mmrl.distributed.engines.lockstep import Losses, agree
+from mmrl.distributed.world import World
 from mmrl.errors import MismatchError
-from mmrl.group_rewards import usable
-from mmrl.offpolicy import OffPolicy
 from mmrl.policy.encode import Prompt
 from mmrl.policy.policy import Evaluated
 from mmrl.training.answer_critic import with_values
 from mmrl.training.critic import CriticLoss
 from mmrl.training.sequences import RolloutTargets, TrainingSample, TrainingTurn, plan_of, token_weight
 from mmrl.types import Rollout, RolloutGroup, Turn
-from mmrl.world import World
 
 __all__ = ["AdvantageEstimator", "Learner", "SourceStats", "TrainedPolicy", "UpdateResult", "objective_settings"]
 
@@ -235,7 +235,7 @@ class Learner:
             if name in state:
                 part.load_state_dict(state[name])
 
-    # group by group: mmrl.pipeline.Learner
+    # group by group: mmrl.training.pipeline.Learner
 
     def begin(self, step: int = 0) -> None:
         """Start a step whose groups are added one by one."""
@@ -479,7 +479,8 @@ class Learner:
 
     def _old(self, turns: Sequence[TrainingTurn], columns: _Columns, logp_N: torch.Tensor,
              count: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs of the policy at the bottom of the ratio, and weights of tokens of other policies (mmrl.offpolicy)."""
+        """Log-probs of the policy at the bottom of the ratio, and weights of tokens of other policies
+        (mmrl.algorithms.offpolicy)."""
         if count:
             self.offpolicy.observe(columns.stale_N, columns.in_loss_N)
         if not self.offpolicy.corrects(any(t.stale for t in turns)):

@@ -6,37 +6,37 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from mmrl.advice import remarks
-from mmrl.cluster.run import check_prompt_workers, prompt_demands, run_cluster, run_rollouts, run_scorer
+from mmrl.algorithms.group_rewards import check_filter_key
 from mmrl.config import RunConfig
-from mmrl.data import load_sources, prompt_stream
-from mmrl.engines import train_engine_name
+from mmrl.data.sources import load_sources, prompt_stream
+from mmrl.diagnostics.timeline import Timeline
+from mmrl.distributed.cluster.run import check_prompt_workers, prompt_demands, run_cluster, run_rollouts, run_scorer
+from mmrl.distributed.engines import train_engine_name
+from mmrl.distributed.world import World
 from mmrl.errors import RewardError
 from mmrl.evaluation.evaluate import EvalSettings, Evaluation, evaluate, protocol_of
-from mmrl.group_rewards import check_filter_key
-from mmrl.metrics import completion_records, step_metrics
-from mmrl.pipeline import IteratorSource, Outcome
 from mmrl.policy.encode import Prompt
 from mmrl.policy.loading import load_policy
 from mmrl.policy.policy import Policy
-from mmrl.prefetch import prefetching
-from mmrl.preflight import Measured, measured_by
 from mmrl.rollout import RolloutEngine, build_rollout_engine
 from mmrl.rollout.episodes import check_environments
-from mmrl.runlog import rollout_rows
-from mmrl.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
-from mmrl.timeline import Timeline
+from mmrl.rollout.schedule import GroupPlaces, SerialSchedule, StepTally, sampling_settings
+from mmrl.training.advice import remarks
 from mmrl.training.answer_critic import add_critic, judgement
 from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.metrics import completion_records, step_metrics
+from mmrl.training.pipeline import IteratorSource, Outcome
+from mmrl.training.preflight import Measured, measured_by
 from mmrl.training.rollouts import Opened, RolloutSource
+from mmrl.training.runlog import rollout_rows
 from mmrl.types import RolloutGroup, Sample
-from mmrl.world import World
+from mmrl.workers.prefetch import prefetching
 
 __all__ = ["PromptRollouts"]
 
 
 class PromptRollouts:
-    """A RolloutSource; see mmrl.schedule for which prompts a step gets and mmrl.training.rollouts for when what is called.
+    """A RolloutSource; see mmrl.rollout.schedule for which prompts a step gets and mmrl.training.rollouts for when what is called.
 
     `scorer`, `schedule` and `engine` (the one that samples, on this process or through Ray) are there while it is working.
     """

@@ -1,7 +1,7 @@
 """Where a run's rollouts come from, as the trainer sees it: the prompts of data sets, or the episodes of simulators.
 
-The trainer (mmrl.trainer) holds what every run has: the folder, the policy and its optimizer, the engine that trains, the loop with
-its metrics, alarms, evaluations and checkpoints. What differs is said here, and nowhere else: `PromptRollouts`
+The trainer (mmrl.training.trainer) holds what every run has: the folder, the policy and its optimizer, the engine that trains, the
+loop with its metrics, alarms, evaluations and checkpoints. What differs is said here, and nowhere else: `PromptRollouts`
 (mmrl.training.prompts) and `mmrl.robotics.episodes.EpisodeRollouts` implement it, and `RunConfig.rollout_source` names the one of a
 run. """
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmrl.data import LoadedSource
-from mmrl.engines import TrainEngine
+from mmrl.data.sources import LoadedSource
+from mmrl.diagnostics.timeline import Timeline
+from mmrl.distributed.engines import TrainEngine
 from mmrl.evaluation.evaluate import Evaluation
-from mmrl.media_record import MediaRecord
-from mmrl.pipeline import GroupSource, Outcome
-from mmrl.preflight import Measured
-from mmrl.timeline import Timeline
 from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.media_record import MediaRecord
+from mmrl.training.pipeline import GroupSource, Outcome
+from mmrl.training.preflight import Measured
 
 __all__ = ["Opened", "RolloutSource"]
 
@@ -61,7 +61,7 @@ class RolloutSource(Protocol):
 
     @property
     def cluster(self) -> Any:
-        """The mmrl.cluster.session.Cluster while `working`; None without Ray."""
+        """The mmrl.distributed.cluster.session.Cluster while `working`; None without Ray."""
 
     @property
     def measured(self) -> Measured:

@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.bounds import check_spelt_out, lines_bounded, open_parquet, read_bounded
+from mmrl.data.bounds import check_spelt_out, lines_bounded, open_parquet, read_bounded
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
-from mmrl.media import FORMATS, MAX_PIXELS
 from mmrl.robotics.actions import ActionStatistics
 from mmrl.robotics.datasets.demonstration import Demonstration, import_or_say
 from mmrl.robotics.datasets.layout import PREFIX, fill
+from mmrl.video.media import FORMATS, MAX_PIXELS
 
 __all__ = ["LeRobotDataset"]
 

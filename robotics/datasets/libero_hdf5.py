@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from mmrl.errors import ConfigError, DataError, did_you_mean
-from mmrl.media import MAX_PIXELS
 from mmrl.robotics.datasets.demonstration import Demonstration, import_or_say
 from mmrl.robotics.datasets.hdf5_file import array_of, group_of, inside
+from mmrl.video.media import MAX_PIXELS
 
 __all__ = ["LiberoHdf5"]
 

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
-from mmrl.media import store_bytes
 from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, SkipRow, collect, text_of
 from mmrl.tasks.readers.gui_steps import step_answer
 from mmrl.tasks.readers.problem_types import check_by_task, fixed_task
 from mmrl.tasks.readers.tables import data_files, media_folder, read_files, read_json
 from mmrl.tasks.readers.tfrecord import Feature, fields, parse_example, read_records
 from mmrl.types import Sample
+from mmrl.video.media import store_bytes
 
 __all__ = ["element_at", "read_android_control"]
 

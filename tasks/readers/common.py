@@ -17,8 +17,8 @@ from typing import Any, get_args
 
 from mmrl.coords import CoordFrame, to_orig
 from mmrl.errors import ConfigError, DataError, MediaError, did_you_mean
-from mmrl.media import ORIENTATION_PARAM, ImageFacts, Orientation, image_facts
 from mmrl.types import Sample
+from mmrl.video.media import ORIENTATION_PARAM, ImageFacts, Orientation, image_facts
 
 __all__ = [
     "Check", "GeometryError", "MAP_COLUMNS", "Readout", "Rejected", "RowError", "SizeOf", "SkipRow", "check_answer_box",

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mmrl.bounds import lines_bounded, read_bounded
+from mmrl.data.bounds import lines_bounded, read_bounded
 from mmrl.errors import DataError
 
 __all__ = ["detect_format"]

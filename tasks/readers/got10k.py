@@ -24,8 +24,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.bounds import read_bounded
 from mmrl.coords import CoordFrame, to_orig
+from mmrl.data.bounds import read_bounded
 from mmrl.errors import ConfigError, DataError
 from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, check_box, collect, text_of
 from mmrl.tasks.readers.problem_types import check_by_task, fixed_task

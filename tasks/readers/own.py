@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mmrl.bounds import lines_bounded, read_bounded
+from mmrl.data.bounds import lines_bounded, read_bounded
 from mmrl.errors import ConfigError, DataError, did_you_mean
 from mmrl.registry import BUILT_IN
 from mmrl.tasks.readers.common import (

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmrl.bounds import read_bounded
+from mmrl.data.bounds import read_bounded
 from mmrl.tasks.readers.common import RowError
 
 __all__ = ["Line", "read_json_lines", "read_srt", "shown_lines", "subtitle_text", "with_subtitles"]

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmrl import bounds
+from mmrl.data import bounds
 from mmrl.errors import ConfigError, DataError, did_you_mean
-from mmrl.media import store_bytes
 from mmrl.tasks.readers.common import Readout, Rejected, RowError, resolve_image, text_of
 from mmrl.tasks.readers.own import json_lines
+from mmrl.video.media import store_bytes
 
 __all__ = [
     "data_files", "json_rows", "media_folder", "parquet_rows", "picture", "question_of", "read_files", "read_json", "row_id",

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.bounds import read_bounded
+from mmrl.data.bounds import read_bounded
 from mmrl.errors import DataError
 from mmrl.tasks.readers.common import Check, Readout, RowError, SizeOf, collect, text_of
 from mmrl.tasks.readers.problem_types import check_by_task, fixed_task

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from mmrl.bounds import unpacks_too_far
+from mmrl.data.bounds import unpacks_too_far
 from mmrl.errors import DataError
 from mmrl.tasks.readers.common import RowError
 

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from mmrl.errors import CheckpointError
-from mmrl.manifest import MANIFEST, check_loadable, problems, write_manifest
+from mmrl.policy.manifest import MANIFEST, check_loadable, problems, write_manifest
 
 EMPTY = xxhash.xxh3_128_hexdigest(b"")
 

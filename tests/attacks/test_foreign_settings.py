@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from mmrl.cli.evaluation import _taught
 from mmrl.cli.main import app
 from mmrl.config import DataSource, RunConfig, load_config
+from mmrl.config.trust import checkpoint_settings, no_new_code, params_found
 from mmrl.errors import ConfigError, MMRLError, RegistryError
 from mmrl.evaluation.rescore import rescore
 from mmrl.policy.tiny import TinySpec, build_tiny
@@ -26,7 +27,6 @@ from mmrl.registry import BUILT_IN, task_from_spec
 from mmrl.robotics.suite_runs import base_settings
 from mmrl.tasks.readers import READERS, reader_of
 from mmrl.tasks.scenes import make_scenes
-from mmrl.trust import checkpoint_settings, no_new_code, params_found
 
 REPO = Path(__file__).resolve().parents[2]
 EVIL = """
@@ -237,7 +237,7 @@ def test_every_option_that_is_a_place_is_known_as_one() -> None:
     assert places == {"image_root", "video_root", "media_dir", "subtitle_root", "durations"}
     words = {"frame", "on_error", "split", "split_by", "task", "encoding", "problem_key", "answer_key", "images_key", "videos_key",
              "dataset", "type_key", "ask", "language", "level", "subsplit", "part", "space", "source", "form"}
-    assert options - places == words, "a new option: is it a folder, a file or an address? Then its name must say so (mmrl.trust)"
+    assert options - places == words, "a new option: is it a folder, a file or an address? Then its name must say so (mmrl.config.trust)"
 
 
 @pytest.mark.parametrize("params", [{"shared": 3}, {"tasks": ["grounding"]}, {"tasks": {"grounding": "x"}}, {"shared": "{}"}])

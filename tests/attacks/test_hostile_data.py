@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmrl.bounds import lines_bounded, open_parquet, parquet_rows
+from mmrl.data.bounds import lines_bounded, open_parquet, parquet_rows
 from mmrl.errors import DataError, MediaError
-from mmrl.media import image_size, open_image
 from mmrl.robotics.datasets.lerobot import LeRobotDataset
 from mmrl.robotics.datasets.libero_hdf5 import LiberoHdf5
 from mmrl.tasks.readers import read_any
 from mmrl.tasks.readers.subtitles import read_file
 from mmrl.tasks.readers.tfrecord import masked_crc, parse_example, read_records
 from mmrl.video.decode import probe
+from mmrl.video.media import image_size, open_image
 from tests.lerobot_kit import write_set
 
 # JSON
@@ -162,7 +162,7 @@ def test_a_record_of_an_absurd_length_is_not_read(length: int, tmp_path: Path) -
 
 
 def test_an_archive_that_unpacks_without_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmrl.bounds._FREE", 1 << 20)
+    monkeypatch.setattr("mmrl.data.bounds._FREE", 1 << 20)
     data = bytes(1 << 18)
     head = struct.pack("<Q", len(data))
     one = head + struct.pack("<I", masked_crc(head)) + data + struct.pack("<I", masked_crc(data))

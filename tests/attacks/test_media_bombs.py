@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from mmrl.errors import MediaError
-from mmrl.media import open_image
 from mmrl.video import file_identity
 from mmrl.video.bounds import ClipBounds, bounds, set_bounds
 from mmrl.video.decode import probe, read_clip
+from mmrl.video.media import open_image
 from mmrl.video.probing import forget
 from mmrl.video.sampling import FrameSampling
 from scripts._torture_trust_pictures import progressive_jpeg

@@ -15,16 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrl.checkpoint import Checkpoints
 from mmrl.cli.evaluation import eval_command
 from mmrl.cli.serving import ServeOptions, serve_command
 from mmrl.config import ModelConfig, load_config
+from mmrl.distributed.world import World
 from mmrl.errors import CheckpointError, NonFiniteError
-from mmrl.manifest import MANIFEST, check_loadable, problems, write_manifest
 from mmrl.operations.restart import find_start
 from mmrl.policy.loading import load_policy
-from mmrl.trainer import Trainer
-from mmrl.world import World
+from mmrl.policy.manifest import MANIFEST, check_loadable, problems, write_manifest
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import flip_bit as flip
 from scripts.torture_resume import differences
 from tests.engine_kit import ALBUM, album_data, config_file, fresh_policy, picture, read_jsonl, small_run, tiny_folder

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from mmrl.config import load_config
-from mmrl.data import load_sources, prompt_stream
+from mmrl.data.sources import load_sources, prompt_stream
 from mmrl.errors import DataError, MismatchError
-from mmrl.media_record import MediaRecord
-from mmrl.trainer import Trainer
+from mmrl.training.media_record import MediaRecord
+from mmrl.training.trainer import Trainer
 from mmrl.video.file_identity import digest_of_content
 from scripts.torture_resume import differences
 from tests.engine_kit import ALBUM, album_data, config_file, picture, small_run

@@ -19,8 +19,8 @@ from mmrl.config import load_config
 from mmrl.errors import CheckpointError, StorageError
 from mmrl.files import append, optional, write_text, writing
 from mmrl.report import build_report
-from mmrl.trackers import Trackers
-from mmrl.trainer import Trainer
+from mmrl.training.trackers import Trackers
+from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import file_size_limit, leaving, small_disk, torn
 from scripts.torture_resume import differences
 from tests.engine_kit import album_data, config_file, picture, read_jsonl, small_run

@@ -13,8 +13,8 @@ from mmrl.config import load_config
 from mmrl.errors import DataError
 from mmrl.files import json_line, printable
 from mmrl.report import build_report
-from mmrl.runlog import RunFolder
-from mmrl.trainer import Trainer
+from mmrl.training.runlog import RunFolder
+from mmrl.training.trainer import Trainer
 from scripts.torture_resume import differences
 from tests.engine_kit import cli, config_file, fresh_policy, picture, read_jsonl, sample_with, small_run
 

@@ -17,8 +17,8 @@ from rich.text import Text
 
 import mmrl
 from mmrl.cli.main import main
-from mmrl.console import Console
-from mmrl.terminal import Shown, show_controls, visible
+from mmrl.operations.console import Console
+from mmrl.operations.terminal import Shown, show_controls, visible
 
 EVIL = "a\x1b[2J\x1b]0;pwned\x07\x9b31mb\rc\u202egnp.exe\x08\x7f"
 BAD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

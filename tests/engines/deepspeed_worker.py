@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from mmrl.config import RunConfig, load_config
-from mmrl.engines import TrainEngine, accelerator_options, build_train_engine
+from mmrl.distributed.engines import TrainEngine, accelerator_options, build_train_engine
+from mmrl.distributed.world import World
 from mmrl.errors import NonFiniteError
-from mmrl.optim import build_optimizer
 from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
-from mmrl.world import World
+from mmrl.training.optim import build_optimizer
 from tests.engine_kit import Album, picture, sample_with
 from tests.process_worker import forget_plugin
 

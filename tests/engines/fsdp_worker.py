@@ -8,12 +8,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mmrl.config import ModelConfig, RunConfig
-from mmrl.engines import build_train_engine
+from mmrl.distributed.engines import build_train_engine
+from mmrl.distributed.world import World
 from mmrl.errors import NonFiniteError
-from mmrl.optim import build_optimizer
 from mmrl.policy.loading import load_policy
 from mmrl.policy.pack import idle_item, pack
-from mmrl.world import World
+from mmrl.training.optim import build_optimizer
 
 __all__ = ["drive"]
 

@@ -10,8 +10,8 @@ import torch
 from pydantic import ValidationError
 
 from mmrl.config import load_config
-from mmrl.engines import accelerator_options, train_engine_name
-from mmrl.engines.deepspeed import deepspeed_settings
+from mmrl.distributed.engines import accelerator_options, train_engine_name
+from mmrl.distributed.engines.deepspeed import deepspeed_settings
 from mmrl.errors import ConfigError, MissingExtraError
 from tests.engine_kit import album_data, config_file, small_run
 

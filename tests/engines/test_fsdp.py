@@ -8,11 +8,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mmrl.config import load_config
-from mmrl.engines import build_actor
-from mmrl.engines.local import LocalEngine
-from mmrl.optim import build_optimizer
-from mmrl.trainer import Trainer
-from mmrl.world import World
+from mmrl.distributed.engines import build_actor
+from mmrl.distributed.engines.local import LocalEngine
+from mmrl.distributed.world import World
+from mmrl.training.optim import build_optimizer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import config_file, fresh_policy
 from tests.engines.mixed_kit import mixed_run
 from tests.process_worker import cut

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.algorithms.offpolicy import OffPolicy
 from mmrl.config import load_config
-from mmrl.engines import accelerator_options, train_engine_name
-from mmrl.engines.lockstep import agree
+from mmrl.distributed.engines import accelerator_options, train_engine_name
+from mmrl.distributed.engines.lockstep import agree
+from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
-from mmrl.offpolicy import OffPolicy
 from mmrl.policy.pack import PackItem, idle_item, pack
 from mmrl.policy.policy import Policy
-from mmrl.trainer import Trainer
 from mmrl.training import learner
-from mmrl.world import World
+from mmrl.training.trainer import Trainer
 from tests.clip_kit import TASK, clip, policy_of, sample
 from tests.engine_kit import ARCHITECTURES, album_data, config_file, picture, small_run, weights_of
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from mmrl.config import load_config
-from mmrl.engines import build_train_engine
-from mmrl.optim import build_optimizer
-from mmrl.trainer import Trainer
-from mmrl.world import World
+from mmrl.distributed.engines import build_train_engine
+from mmrl.distributed.world import World
+from mmrl.training.optim import build_optimizer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import config_file, tiny_folder
 from tests.engines.deepspeed_worker import ALONE, BF16, KINDS, exercise, items_of, policy_of
 from tests.engines.mixed_kit import mixed_run, text_only_shares

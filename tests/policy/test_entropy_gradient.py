@@ -11,7 +11,7 @@ import torch
 from mmrl.config import load_config
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Entropy, Policy
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import (
     Album,
     config_file,
@@ -103,7 +103,7 @@ def test_without_being_asked_entropies_have_no_gradient_and_the_same_bits() -> N
 
 
 def test_the_gradient_needs_no_more_memory() -> None:
-    """The five copies of the logits that mmrl.memory counts (logits_bytes), with a bonus as without."""
+    """The five copies of the logits that mmrl.diagnostics.memory counts (logits_bytes), with a bonus as without."""
     p, (n, vocabulary) = fresh_policy(), (4000, 448)
     hidden_nH, target_n = torch.randn(n, 64, requires_grad=True), torch.randint(0, 200, (n,))
 

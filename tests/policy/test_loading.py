@@ -20,8 +20,8 @@ from mmrl.policy.loading import TEMPLATES, load_policy
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.policy.tiny import TinySpec, build_tiny
-from mmrl.schedule import SerialSchedule
-from mmrl.trainer import Trainer
+from mmrl.rollout.schedule import SerialSchedule
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import (
     ARCHITECTURES,
     Album,

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from mmrl.errors import ConfigError, DataError
-from mmrl.media import open_image
 from mmrl.policy import attention_flash
 from mmrl.policy.attention import set_attention
 from mmrl.policy.encode import Prompt
 from mmrl.policy.pack import PackItem, extends, micro_batches, pack, pack_padded, pack_turns, packed_length
 from mmrl.policy.policy import Policy
 from mmrl.training.sequences import TrainingSample, TrainingTurn, bundles, plan_of
+from mmrl.video.media import open_image
 from tests.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, policy, sample_with
 from tests.fast_kit import first_fast
 from tests.policy.test_attention import looped_varlen, policy_with

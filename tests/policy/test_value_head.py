@@ -11,10 +11,10 @@ import torch
 
 from mmrl.config import LoraSettings
 from mmrl.errors import CheckpointError
-from mmrl.media import open_image
 from mmrl.policy.loading import add_value_head
 from mmrl.policy.policy import CRITIC_FOLDER, Policy
 from mmrl.policy.value_head import VALUE_HEAD_FILE
+from mmrl.video.media import open_image
 from tests.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, sample_with, tiny_folder
 from tests.fast_kit import first_fast
 

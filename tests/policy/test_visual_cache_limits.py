@@ -10,7 +10,7 @@ import torch
 
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, MediaError
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.clip_kit import ALL, TASK, clip, mixed_file, policy_of, sample
 from tests.engine_kit import config_file, read_jsonl, small_run
 

@@ -12,10 +12,10 @@ import torch
 
 from mmrl.config import VideoConfig
 from mmrl.errors import MediaError, MismatchError
-from mmrl.media import open_image
 from mmrl.policy.pack import PackItem, pack, pack_padded
 from mmrl.policy.policy import Policy
 from mmrl.video.decode import read_clip
+from mmrl.video.media import open_image
 from mmrl.video.sampling import FrameSampling
 from tests.clip_kit import TASK, clip, policy_of, sample
 from tests.engine_kit import ARCHITECTURES, fresh_policy, picture

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl import world
+from mmrl.distributed import world
+from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
-from mmrl.world import World
 from tests.engine_kit import ENVIRONMENT, REPO
 
 _PRINT_TIMEOUT = """
 import torch
-from mmrl.world import World
+from mmrl.distributed.world import World
 world = World(torch.device("cpu"))
 group = torch.distributed.distributed_c10d._get_default_group()
 print(world.size, group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
@@ -53,7 +53,7 @@ def test_launched_processes_are_one_run(device: str, tmp_path: Path) -> None:
     """Also where no device is named and there is no GPU: accelerate itself makes each a run of its own then."""
     file = tmp_path / "join.py"
     # each process tells in a file of its own: two that print at once may write into one line
-    file.write_text(f"import os, pathlib, torch; from mmrl.world import World; w = World({device}); ranks = w.gather([w.rank]); "
+    file.write_text(f"import os, pathlib, torch; from mmrl.distributed.world import World; w = World({device}); ranks = w.gather([w.rank]); "
                     "pathlib.Path(__file__).with_name('told' + os.environ['RANK']).write_text(str(ranks)); w.close()")
     environment = {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(file)],
@@ -74,7 +74,7 @@ def test_processes_that_do_not_join_are_refused(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.gpu
 def test_the_last_gpu_is_used_when_asked_for() -> None:
     last = torch.cuda.device_count() - 1
-    code = ("import torch; from mmrl.world import World; "
+    code = ("import torch; from mmrl.distributed.world import World; "
             f"print(torch.empty(1, device=World(torch.device('cuda:{last}')).device).device)")
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == f"cuda:{last}", done.stderr

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmrl._conformance_pictures import GOLD_COLOR, WRONG_COLOR, draw_check
+from mmrl.diagnostics._conformance_pictures import GOLD_COLOR, WRONG_COLOR, draw_check
 from mmrl.errors import MediaError
 from mmrl.report import build_report
 from mmrl.report.contrast import contrast_curves, contrast_names

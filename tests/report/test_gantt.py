@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmrl.diagnostics.timeline import Timeline
 from mmrl.report import build_report
 from mmrl.report.gantt import StepTimes, gantt, read_timeline, words
 from mmrl.report.load import Run
-from mmrl.timeline import Timeline
 
 SPANS = st.lists(st.tuples(st.sampled_from(["render", "train", "what <is> this"]), st.sampled_from(["w0", "w1", "<b>&"]),
                            st.integers(0, 90), st.integers(1, 10)), min_size=1, max_size=15)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mmrl.config import DataSource
-from mmrl.data import load_sources, note_lines, write_rejected, write_skipped
+from mmrl.data.sources import load_sources, note_lines, write_rejected, write_skipped
 from mmrl.report import build_report
 
 NewRun = Callable[..., Path]

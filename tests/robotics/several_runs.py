@@ -22,7 +22,7 @@ import torch
 from mmrl.cli.main import main as command
 from mmrl.errors import DataError, MMRLError
 from mmrl.operations.leaving import run_and_leave
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.engines.deepspeed_worker import forget_plugin
 from tests.robot_kit import config_of
 

@@ -16,10 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from mmrl.algorithms import ReturnSettings
-from mmrl.engines import build_train_engine
+from mmrl.distributed.engines import build_train_engine
+from mmrl.distributed.world import World
 from mmrl.errors import CheckpointError, ConfigError, NonFiniteError
-from mmrl.optim import build_optimizer
-from mmrl.pipeline import Closed
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import EnvSpec, initial_states
 from mmrl.robotics.learning import critic_advantages, robot_learner, scored
@@ -27,9 +26,10 @@ from mmrl.robotics.load import load_vla
 from mmrl.robotics.rollout import Driver, GroupRequest
 from mmrl.robotics.source import EpisodeSource
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.trainer import Trainer
+from mmrl.training.optim import build_optimizer
+from mmrl.training.pipeline import Closed
+from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
-from mmrl.world import World
 from tests.robot_kit import config_of, make_model, make_vla, observations
 
 PPO = ("algorithm.advantage=gae", "vla.value_head=true", "rl.reward=shaped", "algorithm.critic.gamma=0.9",

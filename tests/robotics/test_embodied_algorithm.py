@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.engines import build_train_engine
+from mmrl.distributed.engines import build_train_engine
+from mmrl.distributed.world import World
 from mmrl.errors import ConfigError
-from mmrl.optim import build_optimizer
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.contract import EnvSpec, initial_states
 from mmrl.robotics.learning import most_tokens, return_settings, robot_learner, scored, teaches
 from mmrl.robotics.rollout import GroupRequest
 from mmrl.robotics.vla import VLAPolicy
-from mmrl.trainer import Trainer
 from mmrl.training.learner import Learner
+from mmrl.training.optim import build_optimizer
+from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, RolloutGroup, StopReason, Turn
-from mmrl.world import World
 from tests.robot_kit import config_of, make_model, make_vla, observations, saved_vla
 
 CHUNK, REPEAT, DIM = 2, 2, 2  # of tests.robot_kit.BASE; its horizon is 12 control steps, three decisions

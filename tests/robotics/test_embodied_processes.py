@@ -14,10 +14,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from mmrl.engines import train_engine_name
+from mmrl.distributed.engines import train_engine_name
 from mmrl.errors import ConfigError
 from mmrl.robotics.episodes import own_gpu
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import ENVIRONMENT, REPO, read_jsonl
 from tests.pool_kit import FAULTY
 from tests.robot_kit import config_of, saved_vla

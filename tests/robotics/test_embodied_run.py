@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from mmrl.errors import ConfigError
-from mmrl.pipeline import Closed
 from mmrl.robotics.config import EmbodiedConfig
 from mmrl.robotics.episodes import EpisodeRollouts
 from mmrl.robotics.rollout import Driver, RolloutGroup
 from mmrl.robotics.source import EpisodeSource
-from mmrl.trainer import Trainer
 from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.pipeline import Closed
+from mmrl.training.trainer import Trainer
 from scripts._torture_trust_state import flip_bit
 from tests.robot_kit import config_of, saved_vla
 

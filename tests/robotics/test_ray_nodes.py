@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from mmrl.cluster.placement import ClusterError, Demand
-from mmrl.cluster.session import Cluster
 from mmrl.config import RayConfig
+from mmrl.distributed.cluster.placement import ClusterError, Demand
+from mmrl.distributed.cluster.session import Cluster
 from mmrl.errors import ConfigError
 from mmrl.robotics.ray_pool import RayWorker
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import read_jsonl
 from tests.pool_kit import adds_up, gone
 from tests.ray_kit import nodes

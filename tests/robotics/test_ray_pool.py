@@ -12,13 +12,13 @@ import numpy as np
 import psutil
 import pytest
 
-from mmrl.cluster.placement import Demand
-from mmrl.cluster.session import Cluster
+from mmrl.distributed.cluster.placement import Demand
+from mmrl.distributed.cluster.session import Cluster
 from mmrl.robotics.contract import ChunkResult, EnvSpec
 from mmrl.robotics.pool import EnvPool, PoolSettings, Reply
 from mmrl.robotics.ray_host import boot_id
 from mmrl.robotics.ray_pool import RayWorker, RayWorkers
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.pool_kit import PUSH, STATES, adds_up, direct, equal, faulty, gone, one, play
 from tests.ray_kit import Nodes, eventually, nodes
 from tests.robot_kit import config_of, saved_vla

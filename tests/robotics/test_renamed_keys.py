@@ -8,8 +8,8 @@ import pytest
 
 from mmrl.config import with_new_names
 from mmrl.errors import ConfigError
-from mmrl.identity import check_identity, run_identity
 from mmrl.robotics.config import EmbodiedConfig, load_embodied
+from mmrl.training.identity import check_identity, run_identity
 
 PPO = ["rl.kind=ppo", "vla.value_head=true"]
 OLD_DEFAULTS = {"kind": "grpo", "length_norm": "trajectory", "filter_low": 0.0, "filter_high": 1.0, "level": "chunk", "gamma": 0.99,

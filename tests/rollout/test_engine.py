@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmrl.media import open_image
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.types import Sample, StopReason, Turn
+from mmrl.video.media import open_image
 from tests.engine_kit import ARCHITECTURES, Album, fresh_policy, picture, policy, sample_with, tiny_folder
 from tests.fast_kit import first_fast
 

@@ -13,15 +13,15 @@ import torch
 
 import mmrl
 from mmrl.config import DataSource, load_config
-from mmrl.data import LoadedSource
+from mmrl.data.sources import LoadedSource
 from mmrl.errors import ConfigError, DataError
 from mmrl.evaluation.evaluate import EvalSettings, evaluate
 from mmrl.registry import task_from_spec
 from mmrl.rollout import PrefillOnceEngine, Request, SamplingSettings
 from mmrl.rollout.episodes import begin, check_environments, play
-from mmrl.scoring import Scorer
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from mmrl.types import Rollout, Sample, StopReason
+from mmrl.workers.scoring import Scorer
 from tests.engine_kit import REPO, Album, policy, read_jsonl, tiny_folder
 
 SAMPLING = SamplingSettings(max_new_tokens=5)

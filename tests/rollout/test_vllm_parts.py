@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.algorithms.offpolicy import OffPolicy
 from mmrl.config import RunConfig, VLLMConfig
 from mmrl.errors import ConfigError, MissingExtraError, RolloutError
-from mmrl.offpolicy import OffPolicy
 from mmrl.policy.policy import Policy
 from mmrl.rollout import probe
 from mmrl.rollout.build import max_model_len

@@ -11,7 +11,7 @@ import pytest
 from mmrl.config import load_config
 from mmrl.errors import ConfigError, WeightSyncError
 from mmrl.rollout.weights import SyncPlan
-from mmrl.trainer import Trainer
+from mmrl.training.trainer import Trainer
 from tests.engine_kit import config_file, read_jsonl
 from tests.pool_kit import gone
 from tests.process_worker import cut

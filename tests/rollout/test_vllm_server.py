@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from mmrl.config import VLLMConfig, load_config
+from mmrl.distributed.world import World
 from mmrl.errors import ConfigError, RolloutError
 from mmrl.rollout import Request
 from mmrl.rollout.vllm_client import VLLMClient
 from mmrl.rollout.vllm_engine import VLLMEngine
 from mmrl.rollout.vllm_wire import dump
-from mmrl.trainer import Trainer
-from mmrl.world import World
+from mmrl.training.trainer import Trainer
 from tests.clip_kit import loaded, policy_of
 from tests.engine_kit import ENVIRONMENT, REPO, config_file, read_jsonl, tiny_folder
 from tests.launch_kit import run_here

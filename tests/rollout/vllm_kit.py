@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from mmrl.config import VLLMConfig, load_config
-from mmrl.engines import TrainEngine, build_train_engine
-from mmrl.optim import build_optimizer
+from mmrl.distributed.engines import TrainEngine, build_train_engine
+from mmrl.distributed.world import World
 from mmrl.policy.pack import PackItem, pack
 from mmrl.policy.policy import Policy
 from mmrl.rollout import Request, SamplingSettings
 from mmrl.rollout.vllm_backend import VLLMBackend, VLLMSettings
 from mmrl.rollout.vllm_engine import VLLMEngine
+from mmrl.training.optim import build_optimizer
 from mmrl.types import Sample, Turn
-from mmrl.world import World
 from tests.clip_kit import TASK, clip, loaded, sample
 from tests.engine_kit import album_data, config_file, picture, small_run, tiny_folder
 

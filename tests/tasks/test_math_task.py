@@ -12,10 +12,10 @@ import pytest
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError, RewardError
 from mmrl.rewards.verifier_pool import Verdict, VerifierPool
-from mmrl.scoring import ScoreJob, Scorer, is_reward_failure
 from mmrl.task import Template
 from mmrl.tasks.math_expression import Math
 from mmrl.types import RewardContext, Sample
+from mmrl.workers.scoring import ScoreJob, Scorer, is_reward_failure
 
 CTX = RewardContext(1, 1, CoordFrame.ABS_ORIG)
 DEEP = "(" * 50 + "x" + ")" * 50

@@ -13,11 +13,11 @@ import pytest
 from assets.make_task_fixtures import make_all
 from mmrl.coords import CoordFrame
 from mmrl.errors import ConfigError, DataError
-from mmrl.media import image_size
 from mmrl.registry import BUILT_IN, register, task_from_spec
 from mmrl.task import Task, Template
 from mmrl.tasks.mixed import Mixed
 from mmrl.types import ImageSize, RewardContext, Sample, Score
+from mmrl.video.media import image_size
 
 TEMPLATE = Template("t", CoordFrame.ABS_ORIG)
 

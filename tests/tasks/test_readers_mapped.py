@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mmrl.config import DataSource
-from mmrl.data import load_sources
+from mmrl.data.sources import load_sources
 from mmrl.errors import ConfigError, DataError
 from mmrl.tasks.readers import read_any
 from mmrl.tasks.readers.hub import hub_file, is_hub_name

@@ -14,7 +14,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from mmrl.config import DataSource
-from mmrl.data import load_sources, note_lines, write_skipped
+from mmrl.data.sources import load_sources, note_lines, write_skipped
 from mmrl.errors import ConfigError, DataError
 from mmrl.rewards.objects import MAX_OBJECTS
 from mmrl.tasks.readers.coco import read_coco

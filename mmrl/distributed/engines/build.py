@@ -1,0 +1,97 @@
+"""From `engine.train` to a training engine.
+
+    world = World(device, **accelerator_options(config))
+    actor = build_actor(config, world, policy)           # what samples and is saved
+    engine = build_train_engine(config, world, policy, optimizer)
+    engine.fill(actor)                                   # where it is not the policy itself
+"""
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from mmrl.config import RunConfig
+from mmrl.distributed.engines.base import TrainEngine
+from mmrl.distributed.engines.local import LocalEngine
+from mmrl.distributed.world import World
+from mmrl.errors import ConfigError
+
+__all__ = ["accelerator_options", "build_actor", "build_train_engine", "train_engine_name"]
+
+
+class Copied(Protocol):
+    """A Policy, or a policy made of one."""
+
+    def whole_copy(self: P, device: torch.device | None = None) -> P:
+        """See Policy.whole_copy."""
+
+
+P = TypeVar("P", bound=Copied)
+
+
+def accelerator_options(config: RunConfig) -> dict[str, Any]:
+    """What accelerate.Accelerator is to be made with.
+
+    Raises MissingExtraError without the engine's library, ConfigError where `accelerate launch` was told of another engine.
+    """
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and config.engine.train != "fsdp2":
+        raise ConfigError(f"expected engine.train fsdp2 under accelerate launch --use_fsdp, found {config.engine.train}; set "
+                          "engine.train: fsdp2, or launch without --use_fsdp (see accelerate config)")
+    deepspeed = config.engine.train.startswith("deepspeed")
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true" and not deepspeed:
+        raise ConfigError("expected engine.train deepspeed_zero2 or deepspeed_zero3 under accelerate launch --use_deepspeed, found "
+                          f"{config.engine.train}; set one of them, or launch without --use_deepspeed (see accelerate config)")
+    if not deepspeed:
+        return {}
+    from mmrl.distributed.engines.deepspeed import plugin
+
+    return plugin(config)
+
+
+def train_engine_name(config: RunConfig, processes: int) -> str:
+    """The engine that `engine.train` means in so many processes. Raises ConfigError where they do not go together."""
+    chosen, kind = config.engine.train, config.schedule.kind
+    if chosen == "auto":
+        chosen = "single" if processes == 1 else "ddp"
+    if chosen == "single" and processes > 1:
+        raise ConfigError(f"expected engine.train auto, ddp, fsdp2 or deepspeed_* in a run of {processes} processes, found single; "
+                          "set engine.train: auto, or start one process")
+    if kind != "serial" and processes > 1 and not config.overlaps_in_processes:
+        raise ConfigError(f"expected schedule.kind serial in a run of {processes} processes, found {kind}: it overlaps "
+                          "rollout and training within one process; start one process, or set schedule.kind: serial")
+    if kind != "serial" and chosen not in ("single", "ddp"):
+        raise ConfigError(f"expected schedule.kind serial with engine.train {chosen}, found {kind}: its forwards wait for other "
+                          "processes in a fixed order, groups close in any; set schedule.kind: serial, or engine.train: auto")
+    return chosen
+
+
+def build_actor(config: RunConfig, world: World, policy: P, *, samples: bool = True) -> P:
+    """What samples, is evaluated and saved: `policy`, or its whole copy where its parameters are about to be sharded.
+
+    With engine.rollout vllm, and without `samples`, nobody runs the copy: it lies in the main process's host memory, to be saved,
+    and has no values in the others.
+    """
+    if train_engine_name(config, world.size) not in ("fsdp2", "deepspeed_zero3"):
+        return policy
+    if samples and config.engine.rollout == "own":
+        return policy.whole_copy()
+    return policy.whole_copy(torch.device("cpu" if world.is_main else "meta"))
+
+
+def build_train_engine(config: RunConfig, world: World, policy: Any, optimizer: torch.optim.Optimizer) -> TrainEngine:
+    """The engine that trains `policy`; a sharded one shards its model and switches `optimizer` to the shards, in place.
+
+    Raises ConfigError and MissingExtraError.
+    """
+    name = train_engine_name(config, world.size)
+    if name in ("single", "ddp"):
+        return LocalEngine(config.optim, world, policy, optimizer)
+    if name == "fsdp2":
+        from mmrl.distributed.engines.fsdp import FSDPEngine
+
+        return FSDPEngine(config, world, policy, optimizer)
+    from mmrl.distributed.engines.deepspeed import DeepSpeedEngine
+
+    return DeepSpeedEngine(config, world, policy, optimizer)

@@ -1,0 +1,133 @@
+"""FSDP2 (torch.distributed.fsdp.fully_shard): parameters, gradients and AdamW's moments are spread over the processes.
+
+    torchrun --nproc_per_node 8 -m mmrl.cli.main train run.yaml engine.train=fsdp2
+
+Each decoder layer and each block of a trained vision tower is a group: gathered before it runs, given back after, gathered again
+for its backward; gradients are reduce-scattered after every micro-batch, so that no process ever holds a whole gradient. What is
+left (embeddings, norms, output layer, projector, heads) is the root's group and stays in place from forward to backward.
+
+Settings come from accelerate's plugin, which reads what `accelerate launch` or `accelerate config` say (offloading, resharding
+after the forward). accelerate.prepare itself is not used: it shards on GPUs and in several processes only and leaves the model
+alone elsewhere, where its numbers are to be the same ones; and it makes a group of the output layer that is gathered when that
+layer is called, which mmrl does not do (mmrl/distributed/engines/root.py).
+
+fully_shard averages gradients over processes. Losses here are sums, so the division is switched off.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from mmrl.config import RunConfig
+from mmrl.distributed.engines.base import Trained, TrainEngine, head_parameters
+from mmrl.distributed.engines.root import Root
+from mmrl.distributed.world import World
+from mmrl.training.optim import take_step
+
+__all__ = ["FSDPEngine"]
+
+
+class FSDPEngine(TrainEngine):
+    """Shards policy.model with the heads, and the frozen copy for a KL term, in place; `optimizer` goes on with the shards.
+
+    After this, the policy's parameters are DTensors outside of `run`: nothing else may call its modules.
+    """
+
+    sharded = lockstep = True
+
+    def __init__(self, config: RunConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer) -> None:
+        self.config, self.world, self.policy, self.optimizer = config.optim, world, policy, optimizer
+        if not torch.distributed.is_initialized():  # one process
+            torch.distributed.init_process_group("nccl" if policy.device.type == "cuda" else "gloo",
+                                                 rank=0, world_size=1,
+                                                 store=torch.distributed.HashStore())  # type: ignore[attr-defined]
+        mesh = init_device_mesh(policy.device.type, (world.size,))
+        whole = dict(policy.named_parameters())
+        self._roots = {id(policy.model): _shard(Root(policy.model, policy.heads), mesh)}
+        if policy.reference_model is not None:
+            self._roots[id(policy.reference_model)] = _shard(Root(policy.reference_model), mesh)
+        shards = dict(policy.named_parameters())
+        moved = {whole[name]: shards[name] for name in whole}
+        for group in optimizer.param_groups:
+            group["params"] = [moved[p] for p in group["params"]]
+        self._trained = policy.trainable()
+        heads = {id(p) for p in head_parameters(policy)}
+        self._heads = [(name, p) for name, p in self._trained if id(p) in heads]
+        policy.lockstep = True
+
+    def begin(self, denominator: float | None = None) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def run(self, forward: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+        root = self._roots[id(self.policy.model)]
+        try:
+            return root(lambda: tuple(t.clone() if t._is_view() else t for t in forward()))  # a view may lose its hooks
+        finally:
+            if not torch.is_grad_enabled():  # no backward will give back what the root gathered
+                for module in root.modules():  # reshard() gives back a module's own group only
+                    if isinstance(module, FSDPModule):
+                        module.reshard()
+
+    def backward(self, loss: torch.Tensor, *, last: bool = False) -> None:
+        loss.backward()
+
+    def step(self, denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
+             heads_only: bool = False) -> tuple[float, float]:
+        return take_step(self.optimizer, self._heads if heads_only else self._trained, self.config, denominator, update,
+                         total_updates, failure)
+
+    def parameters(self, *, trainable: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.policy.named_parameters():
+            if parameter.requires_grad or not trainable:
+                yield name, _whole(parameter.detach())
+
+    def optimizer_state(self) -> dict[str, Any] | None:
+        found = self.optimizer.state_dict()
+        state: dict[int, dict[str, Any]] = {}
+        with self.engaging():
+            for number, entries in found["state"].items():
+                whole = {name: _whole(value) for name, value in entries.items()}
+                if self.world.is_main:
+                    state[number] = {name: value.cpu() if isinstance(value, torch.Tensor) else value
+                                     for name, value in whole.items()}
+        return {**found, "state": state} if self.world.is_main else None
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.optimizer.load_state_dict({**state, "state": {
+            number: {name: _like(value, parameters[number]) for name, value in entries.items()}
+            for number, entries in state["state"].items()}})
+
+
+def _shard(root: Root, mesh: DeviceMesh) -> Root:
+    from accelerate import FullyShardedDataParallelPlugin
+
+    settings = FullyShardedDataParallelPlugin(fsdp_version=2)
+    options: dict[str, Any] = {"mesh": mesh}
+    if settings.cpu_offload:
+        options["offload_policy"] = settings.cpu_offload
+    for block in root.blocks:
+        fully_shard(block, reshard_after_forward=settings.reshard_after_forward, **options)
+    fully_shard(root, **options)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # a plain sum, which every back end has
+    return root
+
+
+def _whole(value: Any) -> Any:
+    """The whole tensor of a shard; anything else as it is. Collective."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _like(value: Any, parameter: torch.Tensor) -> Any:
+    """A tensor of the parameter's shape, sharded as the parameter is; anything else (AdamW's step) as it is."""
+    if not (isinstance(value, torch.Tensor) and isinstance(parameter, DTensor) and value.shape == parameter.shape):
+        return value
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -1,0 +1,156 @@
+"""The processes of a run, through accelerate: one process on a laptop, several under `accelerate launch` or torchrun."""
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, gather_object
+
+from mmrl import errors
+from mmrl.errors import ConfigError, MMRLError
+
+__all__ = ["World"]
+
+_LOG = logging.getLogger(__name__)
+
+# Others wait for rank 0 while it writes a checkpoint; NCCL's own 10 minutes are too few for a large model on a slow disk.
+_TIMEOUT = timedelta(hours=2)
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Among the items of a process: it ends, with this error (`kind`: the name of a class of mmrl.errors)."""
+
+    rank: int
+    kind: str
+    message: str
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> _Stop:
+        plain = (c.__name__ for c in type(error).__mro__ if c.__module__ == MMRLError.__module__ and c is not errors.MediaError)
+        if kind := next(plain, ""):
+            return cls(rank, kind, str(error))
+        return cls(rank, "MMRLError", f"{type(error).__name__}: {error} (its output has the traceback)")
+
+
+def _choose_gpu(device: torch.device) -> None:
+    """Make the GPU with the index in `device` the current one; launched processes get that of their local rank.
+
+    Raises ConfigError when there is no such GPU.
+    """
+    if device.type != "cuda" or device.index is None or int(os.environ.get("LOCAL_RANK", -1)) != -1:
+        return
+    count = torch.cuda.device_count()
+    if device.index >= count:
+        raise ConfigError(f"expected model.device to name one of the {count} GPUs here (cuda:0 ...), found '{device}'")
+    torch.cuda.set_device(device)
+
+
+class World:
+    """Rank, size and the few collective operations mmrl needs; with one process they do nothing.
+
+    `options` are further arguments of accelerate's Accelerator, the plugin of a training engine (mmrl.distributed.engines). Raises
+    ConfigError where launched processes would each be a run of its own, or `device` names a GPU that is not there.
+    """
+
+    _stopping = False
+
+    def __init__(self, device: torch.device | None = None, **options: Any) -> None:
+        if device is not None:
+            _choose_gpu(device)
+        group = InitProcessGroupKwargs(timeout=_TIMEOUT)
+        if "backend" in options:  # accelerate finds none by itself where DeepSpeed runs on a CPU
+            group.backend = options.pop("backend")
+        launched = int(os.environ.get("LOCAL_RANK", -1)) != -1
+        # Launched processes without an accelerator: accelerate joins them only where it is told that they compute on the CPU.
+        on_cpu = device.type == "cpu" if device is not None else launched and not torch.accelerator.is_available()
+        self.accelerator = Accelerator(**{"cpu": on_cpu, "kwargs_handlers": [group], **options})
+        if launched and self.size != (asked := int(os.environ.get("WORLD_SIZE", 1))):
+            raise ConfigError(f"expected a run of {asked} processes (WORLD_SIZE), found that they do not join: {self.size} on "
+                              f"{self.device.type}; leave model.device unset, or start one process")
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self.accelerator.num_processes
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+        return self.accelerator.process_index
+
+    @property
+    def is_main(self) -> bool:
+        """True on the process that writes files."""
+        return self.accelerator.is_main_process
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this process."""
+        return self.accelerator.device
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this process or another one ends with an error, and all know it."""
+        return self._stopping
+
+    def gather(self, items: list[Any]) -> list[Any]:
+        """Picklable items of all processes, in order of rank, on every process.
+
+        Raises the error, an MMRLError, with which another process stopped (see `stop`).
+        """
+        if self.size == 1:
+            return items
+        found = list(gather_object(items))
+        stop = next((item for item in found if isinstance(item, _Stop)), None)
+        if stop is not None and not self._stopping:
+            self._stopping = True
+            raise getattr(errors, stop.kind)(f"process {stop.rank} of {self.size} stopped: {stop.message}")
+        return [item for item in found if not isinstance(item, _Stop)]
+
+    def stop(self, error: BaseException) -> None:
+        """Tell the other processes that this one ends with `error`: the `gather`, `sum` or `barrier` they come to next raises it.
+
+        Waits until they have come there. Does nothing when they know: after `stop`, and where a collective raised their error here.
+        The caller must not have left out any other collective that they are about to run (as inside a sharded engine).
+        """
+        if self.size == 1 or self._stopping:
+            return
+        self._stopping = True
+        _LOG.error("process %d of %d stops, the others follow when they have come as far: %s", self.rank, self.size, error)
+        try:
+            gather_object([_Stop.of(self.rank, error)])
+        except RuntimeError as lost:  # they are gone
+            _LOG.warning("the other processes could not be told: %s", lost)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """An error inside is told to the other processes before it is raised; what `stop` asks of its caller holds here too."""
+        try:
+            yield
+        except Exception as error:
+            self.stop(error)
+            raise
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Elementwise sum over processes, in float64."""
+        if self.size == 1:
+            return values
+        return [sum(column) for column in zip(*self.gather([values]), strict=True)]
+
+    def barrier(self) -> None:
+        """Wait for every process. Raises as `gather` does."""
+        self.gather([])
+
+    def close(self) -> None:
+        """Leave the process group."""
+        self.accelerator.end_training()  # destroys the process group in recent releases of accelerate
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()

@@ -1,0 +1,110 @@
+"""AdamW with the run's learning-rate schedule, and gradients summed over processes and scaled once."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from mmrl.algorithms import gradient_scale
+from mmrl.config import OptimConfig
+from mmrl.errors import NonFiniteError
+
+__all__ = ["build_optimizer", "build_policy_optimizer", "learning_rate", "reduce_and_scale", "set_learning_rate", "take_step"]
+
+
+def build_optimizer(parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW; biases, norms and other vectors are not decayed."""
+    decay = [p for _, p in parameters if p.ndim > 1]
+    plain = [p for _, p in parameters if p.ndim <= 1]
+    groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def build_policy_optimizer(policy: Any, config: OptimConfig, head_lr: float | None = None) -> torch.optim.AdamW:
+    """That of what `policy` trains (mmrl.distributed.engines.base.Trained). Where `head_lr` is given its heads (a critic's) learn
+    at that rate, which follows the schedule of the others, and are not decayed."""
+    optimizer = build_optimizer(policy.trainable(), config)
+    mine = {id(p) for head in policy.heads.values() for p in head.parameters()}
+    if mine and head_lr is not None:
+        moved = [p for g in optimizer.param_groups for p in g["params"] if id(p) in mine]
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in mine]
+        optimizer.add_param_group({"params": moved, "weight_decay": 0.0, "lr_scale": head_lr / config.lr})
+    return optimizer
+
+
+def learning_rate(config: OptimConfig, update: int, total_updates: int) -> float:
+    """Learning rate of update number `update` (from 0): linear warm-up, then constant, cosine or linear decay."""
+    if update < config.warmup_steps:
+        return config.lr * (update + 1) / config.warmup_steps
+    span = max(1, total_updates - config.warmup_steps)
+    done = min(1.0, (update - config.warmup_steps) / span)
+    if config.schedule == "constant":
+        return config.lr
+    shape = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Use `lr` in every parameter group, times the group's own factor `lr_scale` where it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+def reduce_and_scale(parameters: Sequence[tuple[str, torch.nn.Parameter]], denominator: float,
+                     world_size: int = 1) -> None:
+    """Sum gradients over processes and divide them by the denominator really seen (tokens or sequences, all ranks).
+
+    A parameter that no local micro-batch touched (the vision tower in a text-only batch) counts as zero. A denominator
+    of 0 (nothing in the loss) leaves zero gradients.
+    """
+    gradients = []
+    for _, parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+    if world_size > 1:
+        for bucket in _buckets(gradients):
+            flat = torch.cat([g.flatten() for g in bucket])
+            torch.distributed.all_reduce(flat)
+            for gradient, piece in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                gradient.copy_(piece.view_as(gradient))
+    for gradient in gradients:
+        gradient.mul_(gradient_scale(denominator))
+
+
+def _buckets(tensors: Sequence[torch.Tensor], limit: int = 1 << 24) -> Iterator[list[torch.Tensor]]:
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size + tensor.numel() > limit or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket
+
+
+def take_step(optimizer: torch.optim.Optimizer, parameters: Sequence[tuple[str, torch.nn.Parameter]], config: OptimConfig,
+              denominator: float, update: int, total_updates: int, failure: Callable[[float], str], *,
+              world_size: int = 1) -> tuple[float, float]:
+    """Scale the gradients summed so far (see `reduce_and_scale`), clip them, and take optimizer step number `update` (from 0) at
+    its learning rate; returns (gradient norm before clipping, learning rate).
+
+    Without anything in the loss (denominator 0) the weights stay: AdamW would still move them by its momentum. Raises
+    NonFiniteError with the text of `failure(norm)`.
+    """
+    reduce_and_scale(parameters, denominator, world_size)
+    norm = torch.nn.utils.clip_grad_norm_([p for _, p in parameters], config.max_grad_norm)
+    if hasattr(norm, "full_tensor"):  # of sharded gradients: the same number on every process
+        norm = norm.full_tensor()
+    if not torch.isfinite(norm):
+        raise NonFiniteError(failure(float(norm)))
+    rate = learning_rate(config, update, total_updates)
+    set_learning_rate(optimizer, rate)
+    if denominator > 0:
+        optimizer.step()
+    return float(norm), rate

