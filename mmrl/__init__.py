@@ -12,6 +12,7 @@ from mmrl import _torchvision_cpu
 from mmrl.coords import CoordFrame
 from mmrl.environment import Environment, Observation, Outcome
 from mmrl.errors import DataError
+from mmrl.operations.versions import VERSION as __version__
 from mmrl.registry import register
 from mmrl.task import Task, Template
 from mmrl.types import ImageSize, RewardContext, Rollout, RolloutGroup, Sample, Score, StopReason, Turn
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from mmrl.evaluation.evaluate import Evaluation
     from mmrl.library import Trainer, evaluate, reward
 
-__version__ = "0.1.0"
 __all__ = ["CoordFrame", "DataError", "Environment", "Evaluation", "ImageSize", "Observation", "Outcome", "RewardContext",
            "Rollout", "RolloutGroup", "RunConfig", "Sample", "Score", "StopReason", "Task", "Template", "Trainer", "Turn",
+           "__version__",
            "evaluate", "load_config", "register", "reward"]
 _LATER = {"Trainer": "mmrl.library", "evaluate": "mmrl.library", "reward": "mmrl.library", "RunConfig": "mmrl.config",
           "load_config": "mmrl.config", "Evaluation": "mmrl.evaluation.evaluate"}

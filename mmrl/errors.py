@@ -95,10 +95,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def install_command(*extras: str) -> str:
-    """The command that adds optional libraries: of the clone that this code runs from, never a name on a package index.
-
-    On PyPI the name `mmrl` belongs to another project: `pip install 'mmrl[...]'` may bring that one.
-    """
+    """The command that adds optional libraries: of the clone that this code runs from, else of the installed distribution's
+    own name, mmrl-rft; on PyPI the name `mmrl` belongs to another project."""
     root = Path(__file__).resolve().parents[1]
     wanted = f"[{','.join(extras)}]"
     if (root / "pyproject.toml").is_file():

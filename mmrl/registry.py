@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import pickle
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
@@ -27,8 +28,8 @@ from mmrl.config.trust import check_code
 from mmrl.errors import ConfigError, RegistryError, did_you_mean
 from mmrl.task import Task
 
-__all__ = ["BUILT_IN", "GROUP", "OFFERED", "adopt", "carried", "offer", "register", "resolve_task", "task_from_spec", "task_names",
-           "using"]
+__all__ = ["BUILT_IN", "GROUP", "OFFERED", "adopt", "carried", "current_target", "offer", "register", "resolve_task",
+           "task_from_spec", "task_names", "using"]
 
 GROUP = "mmrl.tasks"
 BUILT_IN: dict[str, str] = {  # imported only when asked for
@@ -36,7 +37,8 @@ BUILT_IN: dict[str, str] = {  # imported only when asked for
     "counting": "mmrl.tasks.counting:Counting", "ocr": "mmrl.tasks.ocr:OCR", "choice": "mmrl.tasks.choice:Choice",
     "boolean": "mmrl.tasks.boolean:Boolean", "numeric": "mmrl.tasks.numeric:Numeric", "math": "mmrl.tasks.math_expression:Math",
     "open_text": "mmrl.tasks.open_text:OpenText", "chart": "mmrl.tasks.chart:Chart",
-    "classification": "mmrl.tasks.classification:Classification", "jigsaw": "mmrl.tasks.jigsaw:Jigsaw", "maze": "mmrl.tasks.maze:Maze",
+    "classification": "mmrl.tasks.classification:Classification",
+    "jigsaw": "mmrl.tasks.jigsaw:Jigsaw", "maze": "mmrl.tasks.maze:Maze",
     "spatial": "mmrl.tasks.spatial:Spatial", "scene_graph": "mmrl.tasks.scene_graph:SceneGraph",
     "gui_grounding": "mmrl.tasks.gui_grounding:GuiGrounding", "gui_action": "mmrl.tasks.gui_action:GuiAction",
     "temporal_grounding": "mmrl.tasks.temporal_grounding:TemporalGrounding", "grounded_qa": "mmrl.tasks.grounded_qa:GroundedQA",
@@ -151,6 +153,45 @@ def _entry_name(entry: EntryPoint) -> str:
     return f"{package}/{entry.name}"
 
 
+_OWN = ("tasks", "rewards", "robotics", "video")
+"""Packages of mmrl that lie at the top of the repository and are imported as mmrl.NAME."""
+
+
+def current_target(target: str) -> str:
+    """'module:Class' under today's name: settings of a run that was saved before mmrl became one namespace say `robotics.arm:X`
+    for `mmrl.robotics.arm:X`. Warns of an old name; one of a package `robotics` of the user's own stays."""
+    package, dot, _ = target.partition(".")
+    if not dot or package not in _OWN or _is_foreign(package):
+        return target
+    warnings.warn(f"'{target}' is called 'mmrl.{target}' now; write that in the configuration", DeprecationWarning, stacklevel=3)
+    return f"mmrl.{target}"
+
+
+def _is_foreign(package: str) -> bool:
+    """Whether `package` at the top level is somebody else's: there, and not our folder beside mmrl/."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return package in sys.modules
+    if spec is None:
+        return False
+    places = spec.submodule_search_locations or ([spec.origin] if spec.origin else [])
+    return all(Path(place).resolve() != _folder_of(package) for place in places)
+
+
+def _folder_of(package: str) -> Path:
+    """Where our package really lies: in a clone mmrl/PACKAGE is a link to the folder at the top."""
+    return (Path(__file__).absolute().parent / package).resolve()
+
+
+def _own_module(path: Path) -> str | None:
+    """The name under which a resolved file is imported where it is one of mmrl's own: 'mmrl.tasks.grounding'."""
+    for package in _OWN:
+        if path.is_relative_to(folder := _folder_of(package)):
+            return ".".join(("mmrl", package, *path.relative_to(folder).with_suffix("").parts))
+    return None
+
+
 def _as_task(found: Any, spec: str) -> type[Task]:
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise RegistryError(f"'{spec}': expected a subclass of mmrl.Task, found {found!r}")
@@ -165,7 +206,8 @@ def _from_file(spec: str) -> type[Task]:
     if not path.is_file():
         raise RegistryError(f"'{spec}': expected a Python file, found nothing at {path}")
     module_name = f"mmrl_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
-    module = sys.modules.get(module_name)
+    own = _own_module(path)  # never a second copy of a module of ours
+    module = sys.modules.get(module_name) if own is None else importlib.import_module(own)
     if module is None:
         check_code(spec)
         loader_spec = importlib.util.spec_from_file_location(module_name, path)

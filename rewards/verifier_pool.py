@@ -40,7 +40,7 @@ MAX_FAILURES_IN_A_ROW = 20
 PROBE_TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Between two probes that fail: the pause doubles from the first to the longest; calls within it raise at once."""
-_ROOT = str(Path(__file__).resolve().parents[1])
+_ROOT = str(Path(__file__).absolute().parents[2])  # the folder that holds mmrl; not resolved: mmrl/rewards may be a link
 
 
 class Verdict(NamedTuple):
@@ -65,8 +65,8 @@ class _Process(Program):
 
     def __init__(self, target: str) -> None:
         path = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH", "")])])
-        super().__init__([sys.executable, "-m", "mmrl.rewards.verifier_pool", target], f"verifier {target}", cwd=_ROOT, errors=False,
-                         environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": path})
+        super().__init__([sys.executable, "-m", "mmrl.rewards.verifier_pool", target], f"verifier {target}", cwd=_ROOT,
+                         errors=False, environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": path})
         self.ready, self.number = False, 0
 
     def wait_ready(self, target: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl.errors import ConfigError, MMRLError, did_you_mean
+from mmrl.registry import current_target
 
 __all__ = ["SIMULATORS", "ActionError", "ActionSpace", "ChunkResult", "EnvSpec", "InitialState", "Observation",
            "Simulator", "Split", "StepResult", "check_actions", "initial_states", "make_simulator", "run_chunk"]
@@ -203,7 +204,7 @@ class Simulator(abc.ABC):
 
 def make_simulator(spec: EnvSpec) -> Simulator:
     """Build the simulator of `spec`; suites beyond SIMULATORS are given as module:Class."""
-    target = SIMULATORS.get(spec.suite, spec.suite)
+    target = current_target(SIMULATORS.get(spec.suite, spec.suite))
     module, _, name = target.partition(":")
     if not name:
         raise ConfigError(f"expected suite {', '.join(SIMULATORS)} or module:Class, found {spec.suite!r}."

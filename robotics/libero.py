@@ -172,8 +172,8 @@ class LiberoSimulator(ArmSimulator):
             assets = find_assets(self.option("assets"))
             if assets.kind == "stand-in" and self.suite != "libero_object":
                 raise MissingExtraError(f"{self.suite} needs LIBERO's official meshes, which are not on this machine (stand-ins "
-                                        "cover libero_object). With a network: python -m mmrl.robotics.libero_assets download FOLDER, "
-                                        "then set MMRL_LIBERO_ASSETS=FOLDER")
+                                        "cover libero_object). With a network: python -m mmrl.robotics.libero_assets download "
+                                        "FOLDER, then set MMRL_LIBERO_ASSETS=FOLDER")
             self._assets = assets
         return self._assets
 

@@ -132,7 +132,8 @@ def find_assets(wanted: str | os.PathLike[str] = "auto") -> Assets:
             return Assets(folder, "official")
     if wanted == "official":
         raise MissingExtraError("LIBERO's official meshes are not on this machine. With a network: python -m "
-                                "mmrl.robotics.libero_assets download FOLDER, then set MMRL_LIBERO_ASSETS=FOLDER (585 files, 206 MB)")
+                                "mmrl.robotics.libero_assets download FOLDER, then set MMRL_LIBERO_ASSETS=FOLDER (585 files, "
+                                "206 MB)")
     return Assets(stand_ins(), "stand-in")
 
 

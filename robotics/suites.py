@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from mmrl.config import merge, parse_overrides
+from mmrl.config.shipped import shipped
 from mmrl.errors import ConfigError, did_you_mean
 from mmrl.evaluation.suites import suites_tree
 from mmrl.robotics.actions import ActionCodec
@@ -108,12 +109,11 @@ def is_robot_file(path: str | Path) -> bool:
 
 
 def load_robot_suites(path: str | Path | None = None) -> RobotBook:
-    """Read a file of suites (default: configs/robot_suites.yaml here or of the checkout).
+    """Read a file of suites (default: configs/robot_suites.yaml here, else the one that is installed).
 
     Raises ConfigError naming every problem.
     """
-    places = [Path(_FILE), Path(__file__).resolve().parents[1] / _FILE] if path is None else [Path(path)]
-    file = next((p for p in places if p.is_file()), places[0])
+    file = shipped(_FILE) if path is None else Path(path)
     tree = suites_tree(file)
     suites: dict[str, RobotSuite] = {}
     problems: list[str] = []

@@ -12,18 +12,12 @@ import json
 import time
 from pathlib import Path
 
-from mmrl.tasks.scenes import make_scenes
+from mmrl.cli.demo import make_data
 from scripts._bench import parse, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
-MIX = {0: 0.5, 1: 0.5}
 
-
-def make_data(folder: Path, *, train: int = 2000, held_out: int = 200) -> None:
-    """Training and held-out scenes; generated from seeds, so they are the same everywhere and share no picture."""
-    for name, count, seed in (("train", train, 11), ("eval", held_out, 12)):
-        if not (folder / name / "data.jsonl").exists():
-            make_scenes(folder / name, count, seed, 112, MIX, f"demo-{name}-", background="graded")
+__all__ = ["ROOT", "make_data", "summary"]
 
 
 def summary(run: Path) -> dict[str, object]:

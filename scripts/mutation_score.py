@@ -149,7 +149,7 @@ def _copy(folder: Path) -> Path:
     listed = subprocess.run(["git", "ls-files", "-z", *_COPIED], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     for name in filter(None, listed.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / name)
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)  # mmrl/tasks and three more are links
     for name in _LINKED:
         (folder / name).symlink_to(ROOT / name)
     return folder

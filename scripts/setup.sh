@@ -46,6 +46,7 @@ python="$VENV/bin/python"
 rm -f "$stamp"  # an interrupted run leaves no stamp, so the next one repairs it
 "$python" -m pip install --quiet 'pip>=24'
 "$python" scripts/install_torch.py constraints.txt "$VENV/.mmrl-constraints.txt"
+"$python" -m pip uninstall --quiet --yes mmrl 2>/dev/null || true  # this project's former name: two would own the command `mmrl`
 "$python" -m pip install -c "$VENV/.mmrl-constraints.txt" -e '.[dev]'
 # LIBERO without its declared requirements (see pyproject.toml); what it imports came with the extra 'robotics'.
 "$python" -m pip install --quiet -c "$VENV/.mmrl-constraints.txt" --no-deps hf-libero robosuite bddl

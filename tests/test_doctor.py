@@ -36,11 +36,11 @@ Broken = tuple[Path, dict[str, dict[str, str]]]
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Broken:
     """One real run on this machine where something is broken: the folder it was started in and what it printed, by name.
 
-    A user's `rewards` folder in the current directory is a real breakage that needs no faking.
+    An old PEFT in the current directory is a real breakage that needs no faking.
     """
     folder = tmp_path_factory.mktemp("folder")
-    (folder / "rewards").mkdir()
-    (folder / "rewards" / "__init__.py").write_text("")
+    (folder / "peft-0.1.0.dist-info").mkdir()
+    (folder / "peft-0.1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: peft\nVersion: 0.1.0\n")
     code = f"import sys; sys.path.append({str(ROOT)!r}); from mmrl.diagnostics.doctor import main; sys.exit(main(['--json']))"
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300,
                           env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, check=False)
@@ -53,8 +53,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Broken:
 @pytest.fixture(scope="module")
 def findings(broken: Broken) -> dict[str, Finding]:
     """What the doctor finds here, where nothing is broken."""
-    elsewhere = [Finding(**row) for name, row in broken[1].items() if name != "package rewards"]
-    found = run_doctor([lambda: elsewhere, next(p for p in PROBES if p.__name__ == "probe_shadowing")])
+    elsewhere = [Finding(**row) for name, row in broken[1].items() if name != "peft"]
+    libraries = next(p for p in PROBES if p.__name__ == "probe_libraries")
+    found = run_doctor([lambda: elsewhere, lambda: [f for f in libraries() if f.name == "peft"]])
     return {f.name: f for f in found}
 
 
@@ -215,6 +216,6 @@ def test_commands_stay_on_one_line_however_narrow_the_terminal() -> None:
 
 @pytest.mark.slow
 def test_the_command_line_prints_json_and_fails_when_something_is_broken(broken: Broken) -> None:
-    folder, rows = broken
-    assert rows["package rewards"]["status"] == "bad" and str(folder / "rewards") in rows["package rewards"]["found"]
+    _, rows = broken
+    assert rows["peft"]["status"] == "bad" and rows["peft"]["found"] == "0.1.0, expected 0.17 or newer"
     assert rows["torch"]["status"] == "ok" and set(rows["torch"]) == {"name", "status", "found", "needed_for", "mend"}

@@ -108,4 +108,5 @@ def test_each_module_is_recorded_when_it_is_done(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(KeyboardInterrupt):
         mutation_score.main()
     assert recorded["mmrl/training/alarms.py"]["mutants"] == 0 and "mmrl/workers/scoring.py" not in recorded
-    assert recorded["mmrl/policy/manifest.py"] == "of another run" and recorded["mmrl/training/checkpoint.py"] == "recorded meanwhile"
+    assert recorded["mmrl/policy/manifest.py"] == "of another run"
+    assert recorded["mmrl/training/checkpoint.py"] == "recorded meanwhile"

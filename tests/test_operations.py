@@ -335,8 +335,9 @@ def test_names_of_metrics() -> None:
 
 
 def test_every_alarm_is_a_series_from_the_start() -> None:
-    written = "".join((REPO / "mmrl" / name).read_text(encoding="utf-8") for name in ("alarms.py", "trainer.py", "errors.py"))
-    names = set(re.findall(r'Alarm\(\s*step, "(\w+)"', written)) | set(re.findall(r'^    alarm = "(\w+)"', written, re.MULTILINE))
+    files = ("training/alarms.py", "training/trainer.py", "errors.py")
+    written = "".join((REPO / "mmrl" / name).read_text(encoding="utf-8") for name in files)
+    names = set(re.findall(r'Alarm\(\s*step,\s*"(\w+)"', written)) | set(re.findall(r'^    alarm = "(\w+)"', written, re.MULTILINE))
     assert len(names) > 5 and names <= set(ALARMS)
     collector = RunCollector("r", 0)
 

@@ -1,36 +1,23 @@
-"""The wheel holds the five packages with their data and nothing else, and every folder has one import name."""
+"""The wheel holds one package, mmrl, with all its parts and their data, and every file of it has one import name."""
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow  # kept out of `make check`, part of `make test`
+from tests.wheel_kit import LINKED, ROOT, build_wheel, copy_of_the_sources
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("mmrl", "tasks", "rewards", "video", "robotics")
+pytestmark = pytest.mark.slow  # kept out of `make check`, part of `make test`
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the sources, without a network (the environment's own setuptools builds it)."""
-    source = tmp_path_factory.mktemp("source")
-    for name in (*PACKAGES, "configs", "scripts", "assets", "tests"):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    target = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
-                    "-w", str(target), str(source)], check=True, timeout=180)
-    [built] = target.glob("mmrl-*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")
@@ -48,23 +35,38 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sources() -> Iterator[Path]:
-    for package in PACKAGES:
-        yield from (path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+def sources() -> Iterator[tuple[Path, str]]:
+    """Every file of the packages, and where it lies in the wheel."""
+    for folder, inside in ((ROOT / "mmrl", "mmrl"), *((ROOT / name, f"mmrl/{name}") for name in LINKED)):
+        for path in folder.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts and (folder.name != "mmrl" or not _linked(path)):
+                yield path, f"{inside}/{path.relative_to(folder)}"
 
 
-def test_the_wheel_holds_the_five_packages_and_nothing_else(contents: list[str]) -> None:
+def _linked(path: Path) -> bool:
+    """Whether a path leads through a link, as old versions of `rglob` follow them."""
+    return any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(ROOT / "mmrl"))
+
+
+def test_the_wheel_holds_one_package_and_nothing_else(contents: list[str]) -> None:
     tops = {name.partition("/")[0] for name in contents}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-    assert len(tops) == len(PACKAGES) + 1
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"mmrl"} and len(tops) == 2
+    assert len(contents) == len(set(contents)), "nothing twice"
+    assert not [name for name in contents if "__pycache__" in name or name.startswith(("mmrl/scripts", "mmrl/tests"))]
 
 
 def test_every_module_and_data_file_is_shipped(contents: list[str]) -> None:
     """Also what a template folder or py.typed adds: a file in a package that the wheel forgets fails only for users."""
-    wanted = {str(path.relative_to(ROOT)) for path in sources()
-              if path.suffix in (".py", ".html", ".css", ".js") or path.name == "py.typed"}
-    assert {f"{package}/py.typed" for package in PACKAGES} <= wanted
+    wanted = {name for path, name in sources() if path.suffix in (".py", ".html", ".css", ".js") or path.name == "py.typed"}
+    assert {"mmrl/py.typed", *(f"mmrl/{name}/py.typed" for name in LINKED)} <= wanted and len(wanted) > 350
     assert wanted - set(contents) == set()
+
+
+def test_recipes_and_tiny_models_are_shipped(contents: list[str]) -> None:
+    recipes = {f"mmrl/shipped/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
+    models = {f"mmrl/shipped/{path.relative_to(ROOT)}" for folder in (ROOT / "assets").glob("tiny_*") for path in folder.rglob("*")}
+    assert len(recipes) > 25 and len(models) > 40
+    assert {name for name in contents if name.startswith("mmrl/shipped/")} == recipes | models
 
 
 def test_licence_and_command_are_in_the_metadata(wheel: Path) -> None:
@@ -78,14 +80,20 @@ def test_licence_and_command_are_in_the_metadata(wheel: Path) -> None:
 
 def test_folders_are_packages_all_the_way_down() -> None:
     """Without __init__.py a folder is a namespace package, which any installed package of that name would hide."""
-    folders = {path.parent for path in sources() if path.suffix == ".py"}
+    folders = {path.parent for path, _ in sources() if path.suffix == ".py"}
     assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()
 
 
-@pytest.mark.parametrize("package", PACKAGES[1:])
-def test_each_folder_has_one_import_name(package: str) -> None:
-    assert importlib.util.find_spec(package) is not None
-    assert importlib.util.find_spec(f"mmrl.{package}") is None, f"mmrl.{package} would be a second name of {package}"
+def test_a_source_release_holds_files_in_the_place_of_links(tmp_path: Path) -> None:
+    """What is unpacked elsewhere, where a link might lead nowhere, builds the same wheel."""
+    source = copy_of_the_sources(tmp_path / "source")
+    code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, check=True, timeout=120)
+    [made] = tmp_path.glob("mmrl_rft-*.tar.gz")
+    with tarfile.open(made) as archive:
+        held = {member.name.partition("/")[2]: member for member in archive.getmembers()}
+    wanted = ("mmrl/tasks/grounding.py", "mmrl/shipped/configs/demo.yaml", "mmrl/shipped/assets/tiny_vlm/config.json")
+    assert all(held[name].isreg() for name in wanted) and not any(member.issym() for member in held.values())
 
 
 def test_no_file_is_loaded_under_two_names(site: Path) -> None:
@@ -94,29 +102,20 @@ def test_no_file_is_loaded_under_two_names(site: Path) -> None:
 import sys; sys.path[:] = [{str(site)!r}, *[p for p in sys.path if p not in ('', {str(ROOT)!r})]]
 import importlib, pkgutil
 from pathlib import Path
-for name in {PACKAGES!r}:
-    package = importlib.import_module(name)
-    assert Path(package.__file__).is_relative_to({str(site)!r}), package.__file__
-    for module in pkgutil.walk_packages(package.__path__, name + '.'):
-        if not module.name.endswith('__main__'):
-            importlib.import_module(module.name)
+package = importlib.import_module('mmrl')
+assert Path(package.__file__).is_relative_to({str(site)!r}), package.__file__
+for module in pkgutil.walk_packages(package.__path__, 'mmrl.'):
+    if not module.name.endswith('__main__'):
+        importlib.import_module(module.name)
 files = {{}}
 for name, module in list(sys.modules.items()):
     file = getattr(module, '__file__', None)
     if file and file.startswith({str(site)!r}):
         files.setdefault(file, []).append(name)
-assert len(files) >= 5
+assert len(files) >= 300
 print({{f: n for f, n in files.items() if len(n) > 1}})
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=site, capture_output=True, text=True, timeout=300,
                           check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "{}"
-
-
-def test_the_installed_wheel_passes_the_start_up_check(site: Path) -> None:
-    code = (f"import sys; sys.path.insert(0, {str(site)!r}); from mmrl.startup import check_shadowing; "
-            "check_shadowing(); import mmrl; print(mmrl.__file__)")
-    done = subprocess.run([sys.executable, "-c", code], cwd=site.parent, capture_output=True, text=True, timeout=60,
-                          check=False)
-    assert done.stdout.strip() == str(site / "mmrl" / "__init__.py"), done.stderr

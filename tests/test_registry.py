@@ -146,7 +146,7 @@ def test_a_class_that_lacks_methods_is_told_which(tmp_path: Path) -> None:
 
 
 @pytest.mark.check_takes(2)
-@pytest.mark.parametrize("module", ["mmrl.tasks.maze", "mmrl.tasks.jigsaw", "mmrl.tasks.playground", "mmrl.tasks.pages", "mmrl.tasks.scenes"])
+@pytest.mark.parametrize("module", [f"mmrl.tasks.{name}" for name in ("maze", "jigsaw", "playground", "pages", "scenes")])
 def test_generators_run_as_modules(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=Path(__file__).resolve().parent.parent,
                           capture_output=True, text=True, timeout=120)

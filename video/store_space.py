@@ -177,9 +177,9 @@ class Space:
             old = before is not None and file.used_at < before
             if not old and not (over and goal is not None and total > goal):
                 continue
-            freed = None
+            freed, seen = None, file.used_at
             with suppress(OSError):  # another user's file
-                freed = remove_unused(file.path, unless=lambda now, seen=file.used_at: now.st_atime > seen)  # type: ignore[misc]
+                freed = remove_unused(file.path, unless=lambda now: now.st_atime > seen)  # noqa: B023 - asked at once
             if freed is not None:
                 total, evicted = total - freed, evicted + 1
                 over = over and goal is not None and total > goal

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from mmrl.cli.serve_options import TrustCode, serve
+from mmrl.config.shipped import recipe_file
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.files import storage_error
 from mmrl.operations.terminal import show_controls
@@ -46,7 +47,8 @@ app.add_typer(cache_app, name="cache")
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)  # no defect of ours: told as an error
 Overrides = Annotated[list[str] | None, typer.Argument(help="overrides such as train.steps=50 optim.lr=1e-6")]
-ConfigFile = Annotated[Path, typer.Argument(help="configuration file (see configs/)")]
+ConfigFile = Annotated[Path, typer.Argument(callback=lambda given: recipe_file(given),
+                                            help="name of a recipe (mmrl recipes) or configuration file")]
 PresetName = Annotated[str | None, typer.Option("--preset", help="settings that fit a GPU, laid over the file: gpu_24g, gpu_48g, "
                                                                  "gpu_80g, gpu_80g_x8, gpu_80g_x8_zero3, or a file of yours")]
 
@@ -180,6 +182,26 @@ def score(file: Annotated[Path, typer.Argument(help="rollouts/*.jsonl or predict
 
 
 @app.command()
+def recipes() -> None:
+    """Names of the recipes that come with mmrl, with the command that each begins with."""
+    from mmrl.config.shipped import recipes as known
+
+    for name, file in known().items():
+        with file.open(encoding="utf-8") as lines:
+            typer.echo(f"{name:20} {next(lines, '').lstrip('# ').strip()}")
+
+
+@app.command()
+def demo(overrides: Overrides = None,
+         scenes: Annotated[int, typer.Option(help="training pictures to draw; a tenth as many are held out", min=20)] = 2000,
+         quiet: Annotated[bool, typer.Option(help="no progress display")] = False) -> None:
+    """Train a tiny model on drawn scenes on the CPU, in minutes: everything it needs is installed."""
+    from mmrl.cli.demo import demo_command
+
+    demo_command(overrides or [], scenes, quiet)
+
+
+@app.command()
 def report(run: Annotated[Path, typer.Argument(help="folder of a run")]) -> None:
     """Write RUN/report.html: one self-contained page with curves, pictures and timing."""
     from mmrl.report import build_report
@@ -202,7 +224,8 @@ def memory(config: ConfigFile, overrides: Overrides = None,
 
 
 @app.command(name="config")
-def show_config(config: Annotated[Path | None, typer.Argument(help="configuration file (see configs/)")] = None,
+def show_config(config: Annotated[Path | None, typer.Argument(callback=lambda given: given and recipe_file(given),
+                                                              help="name of a recipe or configuration file")] = None,
                 overrides: Overrides = None, preset: PresetName = None,
                 explain: Annotated[list[str] | None, typer.Option(help="say what this key or section means: type, default, bounds "
                                                                        "(no FILE needed; may be repeated)")] = None,
@@ -311,13 +334,10 @@ def main() -> None:
 
 
 def _main() -> None:
-    from mmrl.startup import check_shadowing
-
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what UTF-8 (or this terminal) cannot show ends no command
     show_controls()
     try:
-        check_shadowing()
         app()
     except (MMRLError, OSError) as error:
         if os.environ.get("MMRL_TRACEBACK") or not (isinstance(error, MMRLError) or error.errno in _STORAGE):

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -12,30 +12,11 @@ from mmrl.cli.evaluation import settings_of
 from mmrl.cli.listening import check_key
 from mmrl.config import RunConfig
 from mmrl.errors import ConfigError, did_you_mean, install_command
-from mmrl.serve.limits import Limits
+from mmrl.serve.options import ServeOptions
 
 __all__ = ["ServeOptions", "serve_command"]
 
 ENGINES = ("auto", "own", "vllm")
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """The command's options; see `mmrl serve --help`."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    engine: str = "auto"
-    max_tokens: int | None = None
-    name: str | None = None
-    media_root: Path | None = None
-    allow_remote_media: bool = False
-    media_hosts: tuple[str, ...] = ()
-    api_key: str | None = None
-    no_key: bool = False
-    grace_s: float = 30.0
-    limits: Limits = field(default_factory=Limits)
-    text_bytes: int | None = None  # None: what the longest prompt can have
 
 
 def serve_command(checkpoint: str, config: Path | None, overrides: list[str], options: ServeOptions,

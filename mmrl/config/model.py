@@ -3,9 +3,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from mmrl.config.section import Section
+from mmrl.config.shipped import shipped
 from mmrl.coords import CoordFrame
 
 __all__ = ["LoraSettings", "ModelConfig", "RolloutConfig"]
@@ -36,7 +37,8 @@ class ModelConfig(_Section):
     """The model that is trained."""
 
     path: str = "assets/tiny_vlm"
-    """Folder or hub name of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or a checkpoint of a run."""
+    """Folder or hub name of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or a checkpoint of a run. The tiny models of assets/
+    come with mmrl: where the current folder has none of that name, the installed one is used."""
     template: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] | None = None
     """Chat template of the prompts; null: that of the model's family."""
     frame: CoordFrame | None = None
@@ -59,6 +61,11 @@ class ModelConfig(_Section):
     """A longer prompt fails with an error that says so; prompts are never cut."""
     device: str | None = None
     """Device of a run of one process, for example cuda:1 or cpu; null: a GPU if there is one."""
+
+    @field_validator("path")
+    @classmethod
+    def _installed(cls, path: str) -> str:
+        return str(shipped(path)) if path.startswith("assets/") else path
 
 
 class RolloutConfig(_Section):

@@ -13,11 +13,12 @@ from typing import Any
 
 import yaml
 
+from mmrl.config.shipped import SHIPPED
 from mmrl.errors import ConfigError, did_you_mean
 
 __all__ = ["Preset", "preset_names", "read_preset"]
 
-_FOLDERS = (Path("configs/presets"), Path(__file__).resolve().parents[1] / "configs" / "presets")
+_FOLDERS = (Path("configs/presets"), SHIPPED / "configs" / "presets")
 
 
 @dataclass(frozen=True)

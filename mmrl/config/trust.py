@@ -66,7 +66,7 @@ CHECKPOINT_KEYS: Mapping[str, Rule] = {
 """What an evaluation takes from a checkpoint's trainer/config.yaml: how the model was shown things and asked. Its cache, output
 folder, trackers, engines and servers belong to the machine it was trained on."""
 
-# Names of parameters that hold a folder, a file, an address or a program (mmrl.tasks.readers' own: image_root, media_dir, durations ..)
+# Names of parameters that hold a folder, a file, an address or a program (mmrl.tasks.readers': image_root, media_dir, durations ..)
 _PLACE_KEY = re.compile(r"(^|_)(root|dir|folder|file|path|url|uri|host|server|command|cache|durations)s?$")
 # ... and values that are one by themselves, under whatever name: /etc, ~/x, C:\\x, http://x, a/../b
 _PLACE = re.compile(r"/[^/\s]+/\S*|~[\w.-]*/\S*|\\\\\S+|[A-Za-z]:[\\/]\S*|[A-Za-z][A-Za-z0-9+.-]*://\S*|(?:\S*[/\\])?\.\.[/\\]\S*")

@@ -21,7 +21,6 @@ from typing import Any, Literal
 from mmrl.diagnostics._doctor_children import ChildFailure, ask
 from mmrl.diagnostics._vulkan import mesa_version
 from mmrl.errors import install_command
-from mmrl.startup import find_shadows
 
 __all__ = ["PROBES", "Finding", "Status", "vulkan_state"]
 
@@ -91,8 +90,8 @@ def probe_python() -> list[Finding]:
     """Python itself and where mmrl is installed."""
     purpose = "everything"
     found = f"{platform.python_version()} at {sys.executable}"
-    root = Path(__file__).resolve().parents[1]
-    version = _version("mmrl")
+    root = Path(__file__).resolve().parents[2]
+    version = _version("mmrl-rft")
     findings = [Finding("Python", "ok", found, purpose) if sys.version_info >= (3, 10) else
                 Finding("Python", "bad", found + ", expected 3.10 or newer", purpose, "PYTHON=python3.11 make install")]
     findings.append(
@@ -350,16 +349,6 @@ def probe_resources() -> list[Finding]:
     ]
 
 
-def probe_shadowing() -> list[Finding]:
-    """Whether a folder or file of the user hides one of mmrl's packages."""
-    purpose = "importing tasks, rewards, video and robotics"
-    shadows = find_shadows()
-    if not shadows:
-        return [Finding("packages", "ok", "tasks, rewards, video and robotics are mmrl's own", purpose)]
-    return [Finding(f"package {shadow.name}", "bad", f"hidden by {shadow.culprit}" if shadow.culprit else "not found",
-                    purpose, shadow.message()) for shadow in shadows]
-
-
 PROBES: tuple[Callable[[], list[Finding]], ...] = (
-    probe_python, probe_shadowing, probe_torch, probe_torchvision, probe_libraries, probe_decoders, probe_vulkan,
+    probe_python, probe_torch, probe_torchvision, probe_libraries, probe_decoders, probe_vulkan,
     probe_programs, probe_simulators, probe_resources)

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmrl.config.shipped import SHIPPED
 from mmrl.data.sources import data_name
 from mmrl.diagnostics._conformance_checks import CHECKS, Bench, Check
 from mmrl.diagnostics._conformance_levels import spellings_read
@@ -38,7 +39,7 @@ __all__ = ["Conformance", "Finding", "check_task", "load_encoder", "source_of"]
 
 _SHOWN = 3  # problems quoted per check
 _PICTURES = 12
-_DEFAULT_MODEL = Path(__file__).resolve().parents[1] / "assets" / "tiny_vlm"
+_DEFAULT_MODEL = SHIPPED / "assets" / "tiny_vlm"
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def load_encoder(model: str | None, folder: Path, config: RunConfig | None = Non
     """The encoder of a model folder or hub name, without its weights, and its name.
 
     With `config` it is the encoder of that run: its model (unless `model` names another), template, coordinate frame,
-    system text, pixel budget and longest prompt. Without `model` and `config`: assets/tiny_vlm of a checkout, else a tiny
+    system text, pixel budget and longest prompt. Without `model` and `config`: the installed assets/tiny_vlm, else a tiny
     model built in `folder`. Raises ConfigError.
     """
     import torch

@@ -196,7 +196,7 @@ def _held(p: ParameterBytes, config: RunConfig, engine: str, n: int, kind: str) 
         live = 2 * p.block + p.root if engine == "fsdp2" else min(4 * config.engine.deepspeed.max_live, split)
         parts["weights"] = p.tower + split / n
         parts["gathered weights"] = live + (p.block if engine == "fsdp2" else 0)  # FSDP2: a block's whole gradients, too
-        if config.engine.rollout == "own" or kind == "cpu":  # vLLM samples: the copy lies in host memory (mmrl/distributed/engines/build.py)
+        if config.engine.rollout == "own" or kind == "cpu":  # vLLM samples: the copy lies in host memory (engines/build.py)
             parts["rollout copy"] = float(split)
         else:
             saved = float(split)

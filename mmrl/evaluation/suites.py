@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mmrl.config import DataSource, RunConfig, VideoConfig, merge, parse_overrides
+from mmrl.config.shipped import shipped
 from mmrl.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["AnswerLevel", "Suite", "SuiteBook", "SuiteRow", "SuiteSettings", "check_files", "configure", "default_suites_file",
@@ -124,12 +125,8 @@ class SuiteBook:
 
 
 def default_suites_file() -> Path:
-    """configs/suites.yaml here, else of the checkout that mmrl runs from. Raises ConfigError without either."""
-    places = [Path("configs/suites.yaml"), Path(__file__).resolve().parents[1] / "configs" / "suites.yaml"]
-    found = next((p for p in places if p.is_file()), None)
-    if found is None:
-        raise ConfigError(f"expected configs/suites.yaml, found none at {' or '.join(map(str, places))}; give --suites FILE")
-    return found
+    """configs/suites.yaml here, else the one that is installed."""
+    return shipped("configs/suites.yaml")
 
 
 def _explain(name: str, error: ValidationError) -> Iterable[str]:

@@ -8,7 +8,10 @@ import platform
 from collections.abc import Iterable
 from importlib import metadata
 
-__all__ = ["LIBRARIES", "versions"]
+__all__ = ["LIBRARIES", "VERSION", "versions"]
+
+VERSION = "0.1.0"
+"""mmrl's own, as in pyproject.toml."""
 
 LIBRARIES = ("mmrl", "torch", "transformers", "accelerate", "peft", "numpy", "pillow", "tokenizers")
 """Distributions whose version can change a number of a run."""
@@ -18,6 +21,9 @@ def versions(names: Iterable[str] = LIBRARIES) -> dict[str, str]:
     """Python's version and that of each named distribution; 'not installed' where it is missing."""
     found = {"python": platform.python_version()}
     for name in names:
+        if name == "mmrl":  # the distribution is called mmrl-rft; a clone on PYTHONPATH has no metadata at all
+            found[name] = VERSION
+            continue
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -10,15 +10,13 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmrl.config import RunConfig
 from mmrl.policy.encode import picture_options
 from mmrl.policy.loading import template_for
 from mmrl.rollout.build import dtype_of
-
-if TYPE_CHECKING:
-    from mmrl.cli.serving import ServeOptions
+from mmrl.serve.options import ServeOptions
 
 __all__ = ["run_vllm", "system_template", "vllm_command"]
 

@@ -42,7 +42,7 @@ from mmrl.training.trackers import Trackers
 
 __all__ = ["Trainer"]
 
-_PATIENCE_S = 7200.0  # of the executor, for a thread that waits for other processes: as long as a collective may take (mmrl.distributed.world)
+_PATIENCE_S = 7200.0  # of the executor, for a thread that waits for other processes: as long as a collective (distributed/world.py)
 
 
 class Trainer:

@@ -237,7 +237,7 @@ def test_every_option_that_is_a_place_is_known_as_one() -> None:
     assert places == {"image_root", "video_root", "media_dir", "subtitle_root", "durations"}
     words = {"frame", "on_error", "split", "split_by", "task", "encoding", "problem_key", "answer_key", "images_key", "videos_key",
              "dataset", "type_key", "ask", "language", "level", "subsplit", "part", "space", "source", "form"}
-    assert options - places == words, "a new option: is it a folder, a file or an address? Then its name must say so (mmrl.config.trust)"
+    assert options - places == words, "a new option: is it a folder, a file or an address? Then its name says so: mmrl.config.trust"
 
 
 @pytest.mark.parametrize("params", [{"shared": 3}, {"tasks": ["grounding"]}, {"tasks": {"grounding": "x"}}, {"shared": "{}"}])

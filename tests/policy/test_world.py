@@ -53,7 +53,8 @@ def test_launched_processes_are_one_run(device: str, tmp_path: Path) -> None:
     """Also where no device is named and there is no GPU: accelerate itself makes each a run of its own then."""
     file = tmp_path / "join.py"
     # each process tells in a file of its own: two that print at once may write into one line
-    file.write_text(f"import os, pathlib, torch; from mmrl.distributed.world import World; w = World({device}); ranks = w.gather([w.rank]); "
+    file.write_text(f"import os, pathlib, torch; from mmrl.distributed.world import World; w = World({device}); "
+                    "ranks = w.gather([w.rank]); "
                     "pathlib.Path(__file__).with_name('told' + os.environ['RANK']).write_text(str(ranks)); w.close()")
     environment = {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(file)],

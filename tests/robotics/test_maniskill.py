@@ -89,8 +89,9 @@ def assert_same(one: tuple[Observation, list[ChunkResult]], other: tuple[Observa
 
 
 def test_making_one_opens_nothing() -> None:
-    code = ("import sys; from mmrl.robotics.contract import EnvSpec, make_simulator; s = make_simulator(EnvSpec('maniskill', 'x', 5)); "
-            "s.close(); print(sorted({'sapien', 'mani_skill', 'torch', 'gymnasium'} & set(sys.modules)))")
+    code = ("import sys; from mmrl.robotics.contract import EnvSpec, make_simulator; "
+            "s = make_simulator(EnvSpec('maniskill', 'x', 5)); s.close(); "
+            "print(sorted({'sapien', 'mani_skill', 'torch', 'gymnasium'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 

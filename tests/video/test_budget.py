@@ -1,7 +1,7 @@
 """Pixel budgets against qwen-vl-utils, resizing against torchvision."""
 from __future__ import annotations
 
-import mmrl  # noqa: F401  (first: it lets torchvision, which qwen_vl_utils imports, load beside a CPU torch)
+import mmrl  # (first: it lets torchvision, which qwen_vl_utils imports, load beside a CPU torch)
 
 # isort: split
 import random

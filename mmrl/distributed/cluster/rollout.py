@@ -127,7 +127,7 @@ class RemoteRollout(RolloutEngine):
 
     def _portable(self, requests: Sequence[Request]) -> tuple[list[Request], dict[str, Any]]:
         """The requests with visuals that carry their pixels elsewhere, and the references to these by key."""
-        frame = importlib.import_module("mmrl.video.references").Frame  # resolved by name: the engine does not depend on the package
+        frame = importlib.import_module("mmrl.video.references").Frame  # by name: the engine does not depend on the package
         media: dict[str, Any] = {}
         prompts: dict[int, Prompt] = {}
         for request in requests:

@@ -43,9 +43,9 @@ class FSDPEngine(TrainEngine):
     def __init__(self, config: RunConfig, world: World, policy: Trained, optimizer: torch.optim.Optimizer) -> None:
         self.config, self.world, self.policy, self.optimizer = config.optim, world, policy, optimizer
         if not torch.distributed.is_initialized():  # one process
-            torch.distributed.init_process_group("nccl" if policy.device.type == "cuda" else "gloo",
-                                                 rank=0, world_size=1,
-                                                 store=torch.distributed.HashStore())  # type: ignore[attr-defined]
+            store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+            backend = "nccl" if policy.device.type == "cuda" else "gloo"
+            torch.distributed.init_process_group(backend, rank=0, world_size=1, store=store)
         mesh = init_device_mesh(policy.device.type, (world.size,))
         whole = dict(policy.named_parameters())
         self._roots = {id(policy.model): _shard(Root(policy.model, policy.heads), mesh)}
